@@ -53,8 +53,7 @@ from birdie.gpt.score.accumulator import Text
 from birdie.gpt.score.package import Shape, load_or_compile
 from birdie.gpt.score.window_losses import LanguageModel, max_inputs
 from birdie.gpt.train.profile import profile
-from birdie.gpt.train.settings import TrainSettings
-from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.settings import TrainingTables, TrainSettings
 from birdie.gpt.train.training import Training
 from birdie.system.context import Context
 from birdie.system.device import choose_dtype, synchronize

@@ -1,6 +1,7 @@
-"""ONNX files at an error not above that of int8: `.venv-crowd/bin/python -m benchmarks.onnx_sizes`.
+"""Bytes of ONNX files at an error not above that of int8, beside other tools: `python -m benchmarks.onnx_sizes`.
 
-`make crowd` fetches the networks, and an environment with onnxruntime; `onnx_shrink_ray` is in it as well.
+`make crowd` fetches the networks, and an environment with onnxruntime and `onnx_shrink_ray`, whose Python is meant:
+`.venv-crowd/bin/python`.
 
     python -m benchmarks.onnx_sizes                              every network in an ONNX file
     python -m benchmarks.onnx_sizes --networks magika,detector   some of them
@@ -139,12 +140,12 @@ def rows_of(name: str) -> Iterator[Row]:
     """Yield a row for each way to store a network."""
     with tempfile.TemporaryDirectory() as temporary, _quiet():
         folder, subject = Path(temporary), Subject(name)
-        before = subject.path.stat().st_size
+        original = subject.path.stat().st_size
 
         def row(way: str, size: int | None, measured: float | None) -> Row:
             shown = None if measured is None else f"{measured:.2g}"
             log(f"{name} {way}: {size} {shown}")
-            return {"network": name, "file": before, "way": way, "bytes": size, "error": shown}
+            return {"network": name, "file": original, "way": way, "bytes": size, "error": shown}
 
         size, values = int8(read_onnx(subject.path), folder)
         limit = subject.error(values)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from benchmarks.bench_model import Sources, bench_model
 from benchmarks.command import shared_data
+from benchmarks.divergence import divergence
 from benchmarks.networks import images, load_resnet, load_speech, normalized
 from benchmarks.packages import Crepe, Pronouncer, frames, letters_of, load_crepe, load_pronouncer
 from birdie.checkpoints.checkpoints import read_state_dict
@@ -34,7 +35,6 @@ from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.model.infer_config import infer_config
 from birdie.gpt.score.accumulator import Accumulator, Text
-from birdie.gpt.score.divergence import divergence
 
 SEQ_LEN = 512  # what the benchmark model was trained with
 WINDOWS, IMAGES = 16, 250  # per batch

@@ -21,8 +21,7 @@ from torch import Tensor
 from benchmarks.command import Row, command_parser, report
 from benchmarks.processes import duration, take_turns
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.train.settings import DtypeName, OptimizerSettings, TrainSettings
-from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.settings import DtypeName, OptimizerSettings, TrainingTables, TrainSettings
 from birdie.gpt.train.training import Training
 from birdie.system.context import Context
 from birdie.system.device import choose_device, choose_dtype, dtype_name

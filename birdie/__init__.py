@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from birdie.artifact.in_memory import load_weights as load_weights
     from birdie.artifact.in_memory import quantize_ as quantize_
     from birdie.artifact.inspection import inspect as inspect
+    from birdie.artifact.kept_files import files as files
     from birdie.artifact.loading import load as load
     from birdie.artifact.repack import load_object as load_object
     from birdie.artifact.repack import save_object as save_object
     from birdie.artifact.saving import save as save
+    from birdie.artifact.size_curve import Curve as Curve
+    from birdie.artifact.size_curve import curve as curve
     from birdie.artifact.summary import Summary as Summary
     from birdie.compress.calibration.calibrate import calibrate as calibrate
     from birdie.compress.calibration.table import sensitivity as sensitivity
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from birdie.errors import RuleError as RuleError
     from birdie.errors import WeightsError as WeightsError
     from birdie.gpt.train.muon import Muon as Muon
+    from birdie.hub.pipelines import pipeline as pipeline
+    from birdie.hub.pipelines import tokenizer as tokenizer
     from birdie.hub.pretrained import from_pretrained as from_pretrained
     from birdie.small.fine_tuning import FineTuneStep as FineTuneStep
     from birdie.small.fine_tuning import fine_tune as fine_tune

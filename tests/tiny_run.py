@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.micro_batches import BatchSource, Documents
 from birdie.gpt.train.plan import StepPlan
-from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings
-from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.settings import AverageSettings, BanditSettings, OptimizerSettings, TrainingTables, TrainSettings
 from birdie.gpt.train.training import Training
 from birdie.gpt.train.training_checkpoint import TrainingCheckpoint, save_checkpoint
 from birdie.system.callbacks import StepHook

@@ -3,8 +3,11 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from birdie.artifact.coded_file import write_parameters as write_parameters
     from birdie.artifact.codes import SCHEMES as SCHEMES
     from birdie.artifact.codes import scheme_name as scheme_name
+    from birdie.artifact.comparison import TensorComparison as TensorComparison
+    from birdie.artifact.comparison import compare as compare
     from birdie.artifact.container import ALIAS as ALIAS
     from birdie.artifact.container import DELTA as DELTA
     from birdie.artifact.container import KIND as KIND
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from birdie.artifact.links import link_paths as link_paths
     from birdie.artifact.links import read_link as read_link
     from birdie.artifact.loading import load as load
-    from birdie.artifact.metadata import copies_of as copies_of
     from birdie.artifact.onnx_export import ONNX as ONNX
     from birdie.artifact.onnx_export import graph_of as graph_of
     from birdie.artifact.onnx_export import write_onnx as write_onnx
@@ -39,9 +41,15 @@ if TYPE_CHECKING:
     from birdie.artifact.repack import write_checkpoint as write_checkpoint
     from birdie.artifact.safetensors_export import to_safetensors as to_safetensors
     from birdie.artifact.saving import save as save
+    from birdie.artifact.size_curve import Curve as Curve
+    from birdie.artifact.size_curve import CurvePoint as CurvePoint
+    from birdie.artifact.size_curve import curve as curve
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary
-    from birdie.artifact.write import Beside as Beside
+    from birdie.artifact.summary_table import SummaryTable as SummaryTable
+    from birdie.artifact.summary_table import by_scheme as by_scheme
+    from birdie.artifact.summary_table import by_tensor as by_tensor
+    from birdie.artifact.verification import damaged_tensors as damaged_tensors
 else:
     from birdie.system.door import door
 

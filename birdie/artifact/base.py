@@ -60,7 +60,7 @@ class Base:
         files: Collection[Path] = (),
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.where, self.close, self._shapes, self._read, self._files = where, close, shapes, read, files
+        self.where, self.close, self.shapes, self._read, self._files = where, close, shapes, read, files
         self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())
 
     @classmethod
@@ -160,7 +160,7 @@ class Base:
 
     def __call__(self, name: str) -> Tensor | None:
         """Return a tensor; None if there is none of that name."""
-        return self._read(name) if name in self._shapes else None
+        return self._read(name) if name in self.shapes else None
 
     def pairs(self, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Part]:
         """Return what gives the tensor to subtract from each of some, whose names in the base are known."""
@@ -174,7 +174,7 @@ class Base:
         """
         counterparts = {name: name for name, tensor in tensors.items() if self._fits(name, tensor)}
         left = [name for name in tensors if name not in counterparts]
-        free = [name for name in self._shapes if name not in counterparts]
+        free = [name for name in self.shapes if name not in counterparts]
         if left and free:
             counterparts |= self._by_suffix(left, free, tensors)
             used = {*counterparts.values()}
@@ -188,9 +188,9 @@ class Base:
         return self._read(name).cpu().reshape(-1)[elements].to(dtype)
 
     def _fits(self, name: str, tensor: Tensor) -> bool:
-        if name not in self._shapes:
+        if name not in self.shapes:
             return False
-        shape, dtype = self._shapes[name]
+        shape, dtype = self.shapes[name]
         alike = dtype == tensor.dtype or (dtype.is_floating_point and tensor.dtype.is_floating_point)
         return alike and torch.Size(shape).numel() == tensor.numel() and tensor.numel() > 0
 
@@ -210,7 +210,7 @@ class Base:
 
     def _by_values(self, left: Collection[str], free: Collection[str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
         kinds = {(tuple(tensors[name].shape), tensors[name].dtype) for name in left if tensors[name].numel() > 1}
-        values = {digest(self._read(name)): name for name in free if self._shapes[name] in kinds}
+        values = {digest(self._read(name)): name for name in free if self.shapes[name] in kinds}
         if not values:
             return {}
         hits = {name: values.get(digest(tensors[name])) for name in left}

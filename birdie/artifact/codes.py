@@ -24,7 +24,6 @@ def scheme_codes(names: Iterable[str], number_of: Callable[[str], int]) -> tuple
     """Return name → number of every scheme that a file may use, and number → name of the foreign ones for its metadata.
 
     Args:
-        names: of the schemes that it uses.
         number_of: returns the number of a foreign one.
     """
     builtin = {name: number for number, name in SCHEMES.items()}

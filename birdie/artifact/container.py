@@ -105,19 +105,12 @@ _EMPTY = [Stream(code, b"") for code in range(MAX_CODER + 1)]
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
-    """The header's description of an entry: everything but its payload.
+    """The header's description of an entry: everything but its payload."""
 
-    Attributes:
-        entry: the entry, every stream with an empty payload.
-        lengths: payload bytes of each stream.
-        offset: position of the first payload byte in the file.
-        crc: CRC-32 of the payloads, one after the other.
-    """
-
-    entry: Entry
-    lengths: tuple[int, ...]
-    offset: int
-    crc: int
+    entry: Entry  # the entry, every stream with an empty payload
+    lengths: tuple[int, ...]  # payload bytes of each stream
+    offset: int  # position of the first payload byte in the file
+    crc: int  # CRC-32 of the payloads, one after the other
 
     @property
     def length(self) -> int:

@@ -23,19 +23,12 @@ from birdie.entropy.hints import Effort
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content of a file: a model and all that is kept beside it.
+    """Content of a file: a model and all that is kept beside it."""
 
-    Attributes:
-        state: its tensors.
-        extra: tensors of extra states, by name.
-        about: arguments of `birdie.artifact.metadata.to_bytes` that no assignment changes.
-        files: name → content of the files kept beside the tensors.
-    """
-
-    state: ModelState
-    extra: Mapping[str, Tensor]
-    about: Mapping[str, Any]
-    files: Mapping[str, bytes]
+    state: ModelState  # its tensors
+    extra: Mapping[str, Tensor]  # tensors of extra states, by name
+    about: Mapping[str, Any]  # arguments of `birdie.artifact.metadata.to_bytes` that no assignment changes
+    files: Mapping[str, bytes]  # name → content of the files kept beside the tensors
 
     @classmethod
     def of(

@@ -254,7 +254,6 @@ def open_file(
     Args:
         source: a path, or the bytes of a file.
         device, module: as for `target_of`.
-        base: of a file of deltas.
     """
     target = target_of(device, None if module is None else unwrapped(module))
     if target is None or not works(target):

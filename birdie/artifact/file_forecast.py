@@ -11,10 +11,9 @@ from birdie.artifact.content import Content
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoint import Checkpoint
 from birdie.compress.rate.assignment import Schemes, assign, parse_rules
-from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.forecast import Forecast, Forecaster
-from birdie.compress.rate.groups import group_tiny_tensors
+from birdie.compress.rate.groups import group_tiny_tensors, merge_copies
 from birdie.compress.rate.target import Target
 from birdie.entropy.hints import EffortOption, effort_for
 

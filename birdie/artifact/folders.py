@@ -93,7 +93,6 @@ def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
     """Return whether a folder has content, all of which is birdie's: weights with its mark, and files kept as they are.
 
     Args:
-        target: the folder.
         kept: name → content of the files that will be there again.
     """
     if not target.is_dir():
@@ -125,31 +124,18 @@ def _lists_only(index: Path, marked: Collection[Path]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Component:
-    """Tensors that become one file of weights, or its shards.
+    """Tensors that become one file of weights, or its shards."""
 
-    Attributes:
-        folder: in the model folder.
-        stem: name of the file, without number and, for safetensors, without suffix.
-        header: metadata in its header.
-        nest: keys of the dict that holds the tensors, in a file of torch.
-        beside: tree of the plain values in the dicts on the way there.
-        keys: name in the .birdie file → name on disk.
-        files: names of the files that the folder had, if the tensors go into the same ones.
-        trees: of each of these, if torch.save wrote it: its object without the tensors.
-        of: number of the file of each tensor, in the order of their names.
-        index: of these files, in the same folder; "" without one.
-    """
-
-    folder: str
-    stem: str
-    header: dict[str, str]
-    nest: list[str]
-    beside: Any
-    keys: dict[str, str]
-    files: list[str]
-    trees: list[Any]
-    of: list[int]
-    index: str
+    folder: str  # in the model folder
+    stem: str  # name of the file, without number and, for safetensors, without suffix
+    header: dict[str, str]  # metadata in its header
+    nest: list[str]  # keys of the dict that holds the tensors, in a file of torch
+    beside: Any  # tree of the plain values in the dicts on the way there
+    keys: dict[str, str]  # name in the .birdie file → name on disk
+    files: list[str]  # names of the files that the folder had, if the tensors go into the same ones
+    trees: list[Any]  # of each of these, if torch.save wrote it: its object without the tensors
+    of: list[int]  # number of the file of each tensor, in the order of their names
+    index: str  # of these files, in the same folder; "" without one
 
     def shards(self) -> list[dict[str, str]]:
         """Return name → name on disk of the tensors of each of the files."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from birdie.artifact.container import FILES, Entry, Reader, Stream
 from birdie.errors import ArtifactError, ConfigError
+from birdie.system.file_objects import Input, source_of
 from birdie.system.names import is_name
 
 ENTRY = "\0files"  # no tensor has a name with NUL
@@ -54,7 +55,6 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
     """Return the files that a .birdie file keeps.
 
     Args:
-        reader: of the file.
         limit: most bytes of all; None: what tensors may take.
     """
     sizes = listed(reader.fields, reader.where)
@@ -82,6 +82,23 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
         files[name] = content[start : start + size]
         start += size
     return files
+
+
+def files(path: Input, *, max_bytes: int | None = None) -> dict[str, bytes]:
+    """Return the files that a .birdie file keeps beside its tensors: configuration, tokenizer, license.
+
+    Args:
+        path: of the file; or its bytes, or a binary file object.
+        max_bytes: most bytes of all; default 256 MiB, or 64 × the file.
+
+    Returns:
+        Relative name → content; empty if it keeps none.
+
+    Raises:
+        ArtifactError: the file is missing or damaged, or keeps more than `max_bytes`.
+    """
+    with Reader(source_of(path)) as reader:
+        return read(reader, max_bytes)
 
 
 def is_file(name: str, names: Collection[str]) -> bool:

@@ -18,7 +18,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from birdie.artifact.container import Entry
-from birdie.artifact.file import dtype_of
+from birdie.artifact.file import File, dtype_of
+from birdie.artifact.options import LoadOptions
 from birdie.artifact.tensor_cache import Slot, TensorCache
 from birdie.compress.calibration.modes import set_evaluation
 from birdie.compress.filling import Keys, Loading, for_module
@@ -204,15 +205,12 @@ Owners = dict[str, tuple[nn.Module, str, str, Tensor]]  # name → module, "_par
 def attach(
     module: nn.Module,
     state: Mapping[str, Any],
+    file: File,
     decode: Callable[[str], Tensor],
-    close: Callable[[], None],
+    options: LoadOptions,
     *,
-    where: str,
-    strict: bool = True,
-    partial: bool = False,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    cache_bytes: int | None = None,
+    strict: bool,
+    partial: bool,
 ) -> Keys:
     """Make `module` read its weights from a file when they are used, and put it in evaluation mode.
 
@@ -221,12 +219,12 @@ def attach(
 
     Args:
         module: with memory or on the meta device; the memory of its tensors is freed.
-        state: name of each tensor → `Coded`; and the extra states of the file.
+        state: name of each tensor → `CodedTensor`; and the extra states of the file.
+        file: closed when the last module that reads it is garbage-collected.
         decode: name of a stored tensor → tensor; called from any thread.
-        close: called when the last module that reads the file is garbage-collected.
-        where: name of the file, for error messages.
         partial: the state is a part by intention, so nothing is missing.
     """
+    where, device, dtype = file.where, options.device, options.dtype
     if any(isinstance(value, Tensors) for part in module.modules() for value in vars(part).values()):
         raise ConfigError(f"the module already reads its weights from a file; build it anew for {where}")
     with without_wrappers(module) as inner:
@@ -246,7 +244,7 @@ def attach(
                 for name, source in sources.items()
                 if isinstance(source, CodedTensor)
             }
-            cache = TensorCache(decode, close, slots.values(), cache_bytes)
+            cache = TensorCache(decode, file.close, slots.values(), options.cache_bytes)
         for name, source in sources.items():
             owner, kind, key, _ = owners[name]
             if source is not None:

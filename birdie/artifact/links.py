@@ -47,45 +47,29 @@ Names = Callable[[Reader], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """Layout of a file of a checkpoint (birdie.chain.file_parts).
+    """Layout of a file of a checkpoint (birdie.chain.file_parts)."""
 
-    Attributes:
-        bytes: size of the file.
-        sha256: digest of the file, hexadecimal.
-        order: of its tensors as they lie in the file, then of further names of them (birdie.checkpoints.order).
-        gaps: the number of other bytes before each tensor that lies there.
-        same: whether the other bytes are those of the base's file of this name, and not in the link; of a checkpoint
-            that is one file, as its base is, those of that file.
-    """
-
-    bytes: int
-    sha256: str
-    order: Json
-    gaps: tuple[int, ...]
+    bytes: int  # size of the file
+    sha256: str  # digest of the file, hexadecimal
+    order: Json  # of its tensors as they lie in the file, then of further names of them (birdie.checkpoints.order)
+    gaps: tuple[int, ...]  # the number of other bytes before each tensor that lies there
+    # whether the other bytes are those of the base's file of this name, and not in the link; of a checkpoint that is
+    # one file, as its base is, those of that file
     same: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Facts about a link, from its metadata.
+    """Facts about a link, from its metadata."""
 
-    Attributes:
-        step: of the checkpoint.
-        name: of the checkpoint, a folder or a file.
-        is_folder: which of the two.
-        files: name → layout of each file; of a checkpoint that is a file, of that one.
-        base: file name of the link to which this one is a delta; "" if it stands alone.
-        base_digest: digest of that link's checkpoint.
-        is_named: whether the checkpoint is known by its name, as last.ckpt, and not by its step, which another may
-            have. No link is a delta to such a one, which is written again when the run goes on.
-    """
-
-    step: int
-    name: str
-    is_folder: bool
-    files: Mapping[str, FileTable]
-    base: str = ""
-    base_digest: str = ""
+    step: int  # of the checkpoint
+    name: str  # of the checkpoint, a folder or a file
+    is_folder: bool  # which of the two
+    files: Mapping[str, FileTable]  # name → layout of each file; of a checkpoint that is a file, of that one
+    base: str = ""  # file name of the link to which this one is a delta; "" if it stands alone
+    base_digest: str = ""  # digest of that link's checkpoint
+    # whether the checkpoint is known by its name, as last.ckpt, and not by its step, which another may have. No link is
+    # a delta to such a one, which is written again when the run goes on
     is_named: bool = False
 
     @property
@@ -189,17 +173,11 @@ def is_link(source: Data) -> bool:
 
 @dataclass(slots=True)
 class Stage:
-    """A link of which others need a part.
+    """A link of which others need a part."""
 
-    Attributes:
-        path: of the link.
-        tensors: names of the tensors that the next link needs.
-        files: names of the files whose other bytes a later link takes from this one.
-    """
-
-    path: Path
-    tensors: Collection[str]
-    files: Collection[str]
+    path: Path  # of the link
+    tensors: Collection[str]  # names of the tensors that the next link needs
+    files: Collection[str]  # names of the files whose other bytes a later link takes from this one
 
 
 @contextmanager
@@ -261,8 +239,6 @@ def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = Non
     """Return name → the bytes around the tensors of each file of a checkpoint.
 
     Args:
-        reader: of its link.
-        stages: of the link.
         limit: most bytes of the files of one link, as of `birdie.artifact.kept_files.read`.
     """
     content, link = kept_files.read(reader, limit), link_in(reader)
@@ -282,7 +258,6 @@ def damage_of(path: Path, damage_of_bases: Mapping[str, Mapping[str, str]]) -> d
     that needs another link is that of the other one.
 
     Args:
-        path: of the link.
         damage_of_bases: name of each link of an earlier step → what this function returned of it.
 
     Returns:
@@ -328,7 +303,6 @@ def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> li
     """Return what is needed of the links before that of a reader; those of which nothing is needed are not opened.
 
     Args:
-        reader: of the link.
         names: its tensors that will be decoded; None: all.
         files: whether the bytes around them are needed as well.
     """

@@ -100,8 +100,7 @@ def load(
         file = File(source, registry.decoder, base_of(source, options, chosen))
         try:
             file.require(options.max_bytes, options.max_operations, None if part.is_all else part.of(file))
-            settings = {"strict": strict, "dtype": dtype, "cache_bytes": options.cache_bytes}
-            keys = _attach(file, into, part, options.workers, device, **settings)
+            keys = _attach(file, into, part, options, strict)
         except BaseException:
             file.close()
             raise
@@ -257,27 +256,19 @@ def _allocated(file: File, module: nn.Module) -> int:
     )
 
 
-def _attach(
-    file: File,
-    into: nn.Module,
-    part: Selection,
-    workers: int | None,
-    device: torch.device | str | None,
-    **settings: Any,
-) -> Keys:
-    """Let the weights of `into` be decoded when they are read; `settings` are those of `attach`."""
-    decode: Callable[[str], Tensor] = partial(file.decode, threads=workers)
-    target = target_of(device, unwrapped(into))
+def _attach(file: File, into: nn.Module, part: Selection, options: LoadOptions, strict: bool) -> Keys:
+    """Let the weights of `into` be decoded when they are read."""
+    decode: Callable[[str], Tensor] = partial(file.decode, threads=options.workers)
+    target = target_of(options.device, unwrapped(into))
     if target is not None and works(target):
-        decode = CompressedTensors(file, target, workers or os.cpu_count() or 1).decode
+        decode = CompressedTensors(file, target, options.workers or os.cpu_count() or 1).decode
     about = file.fields.get("state")
     coded = {}
     for name in part.of(file):
         stored = file.stored(name)
         coded[name] = decode(stored) if belongs_to_extra(name, about) else CodedTensor.of(file.entry(stored), decode)
     state = part.state(coded, file, nested=False)
-    settings |= {"where": file.where, "partial": part.names is not None}
-    return attach(into, state, decode, file.close, device=device, **settings)
+    return attach(into, state, file, decode, options, strict=strict, partial=part.names is not None)
 
 
 def _require_arguments(into: Any, device: Any, dtype: Any) -> None:

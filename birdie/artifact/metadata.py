@@ -78,9 +78,7 @@ def parse(data: bytes, where: str, aliases: int) -> dict[str, Any]:
     """Return the arguments of `to_bytes`: a dict with some of its keys, each of the kind that `to_bytes` writes.
 
     Args:
-        data: the container's metadata.
         where: name of the file, for error messages.
-        aliases: number of aliases in the file.
     """
     if not data:
         return {}

@@ -23,8 +23,9 @@ from birdie.artifact.options import DEFAULT_LIMITS, Limits
 from birdie.artifact.safetensors_export import bytes_of
 from birdie.checkpoints.onnx_graph import OnnxGraph, read_graph
 from birdie.compress import registry
-from birdie.errors import ArtifactError
-from birdie.system.files import atomic_folder, atomic_path
+from birdie.errors import ArtifactError, ConfigError
+from birdie.system.files import Hidden, atomic_folder, atomic_path, log_hidden
+from birdie.system.names import is_hidden, shown
 from birdie.system.outputs import Kind, require_no_input, require_output, require_output_folder
 
 ONNX = Kind("an ONNX file", rb"\x08[\x01-\x7f]")
@@ -80,7 +81,13 @@ def _piece(row: Any, name: str, reader: File) -> OnnxPiece:
 
 
 def write_onnx(
-    file: Data, target: Path, limits: Limits = DEFAULT_LIMITS, *, overwrite: bool = False, as_folder: bool = False
+    file: Data,
+    target: Path,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    overwrite: bool = False,
+    as_folder: bool = False,
+    hidden: Hidden = log_hidden,
 ) -> list[Path]:
     """Decode a .birdie file into an ONNX model, and return the files that were written, the model's first.
 
@@ -91,6 +98,7 @@ def write_onnx(
         limits: as in `birdie.load`.
         overwrite: replace files of other kinds; of external data any files.
         as_folder: the target is a folder to write, in which all files have their names.
+        hidden: called with the names of hidden files, which are not written into a folder that has content.
     """
     registry.import_schemes(limits.schemes)
     inputs = [file] if isinstance(file, str | Path) else []
@@ -99,9 +107,14 @@ def write_onnx(
         reader.require(limits.max_bytes, limits.max_operations, shared=False)
         if as_folder:
             folder = require_output_folder(target, overwrite=overwrite)
-            temporary = stack.enter_context(atomic_folder(folder, overwrite=overwrite, inputs=inputs))
+            temporary = stack.enter_context(atomic_folder(folder, overwrite=overwrite, inputs=inputs, hidden=hidden))
             paths, parts = [folder / name for name in layout], [temporary / name for name in layout]
         else:
+            if names := [name for name in [*layout][1:] if is_hidden(name)]:
+                raise ConfigError(
+                    f"{reader.where} has external data in the hidden file {shown(names[0])!r}, which is written into a "
+                    "new folder alone: -o NAME/"
+                )
             paths = [target, *(target.parent / name for name in [*layout][1:])]
             paths = [
                 require_output(path, inputs, kind=None if index else ONNX, overwrite=overwrite)
@@ -148,7 +161,7 @@ def _groups(pieces: Sequence[OnnxPiece], reader: File) -> Iterator[list[OnnxPiec
 def graph_of(file: Data, limits: Limits = DEFAULT_LIMITS) -> OnnxGraph:
     """Return the graph of the ONNX model in a .birdie file, without decoding its weights."""
     with File(file, registry.decoder) as reader:
-        name, pieces = next(iter(layout_of(reader).items()))
+        where, (name, pieces) = reader.where, next(iter(layout_of(reader).items()))
         sizes = [decoded_bytes(reader.entry(piece.name)) for piece in pieces]
         rest = kept_files.read(reader, limits.max_bytes)[name]
         if sum(sizes) > (reader.default_limit if limits.max_bytes is None else limits.max_bytes):
@@ -161,4 +174,4 @@ def graph_of(file: Data, limits: Limits = DEFAULT_LIMITS) -> OnnxGraph:
     try:
         return read_graph(memoryview(data))
     except ValueError as error:
-        raise ArtifactError(f"the ONNX model in {file!r} is not sound ({error}); it is damaged") from error
+        raise ArtifactError(f"the ONNX model in {where} is not sound ({error}); it is damaged") from error

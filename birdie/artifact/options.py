@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter, Token
 
-from birdie.compress.rate.target import Target, parse_size
+from birdie.compress.rate.target import Target, size_of
 from birdie.compress.spec_examples import spec_examples
 from birdie.entropy.hints import EffortOption
 from birdie.errors import ConfigError
@@ -52,14 +52,6 @@ COMBINATIONS: tuple[Rule, ...] = (
 _WORDS = {"data": "calibration=(module, batches, loss)"}
 
 
-def _size(_: Any, tokens: Iterable[Token]) -> int:
-    return parse_size(_text(tokens))
-
-
-def _duration(_: Any, tokens: Iterable[Token]) -> float:
-    return parse_duration(_text(tokens))
-
-
 def _schemes(_: Any, tokens: Iterable[Token]) -> "Schemes":
     from birdie.compress.rate.assignment import schemes_of
 
@@ -71,9 +63,18 @@ def _text(tokens: Iterable[Token]) -> str:
 
 
 def _seconds(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return parse_duration(value)
     if not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) < math.inf:
         return value
     raise ConfigError(f"{name}={value!r} is not a number of seconds")
+
+
+def _number(name: str, value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ConfigError(f"{name}={value!r} is not a number") from None
 
 
 def _effort(name: str, value: Any) -> Any:
@@ -134,19 +135,19 @@ class Precision:
         ),
     ] = None
     budget: Annotated[
-        int | None,
-        Check(whole_number),
-        Parameter(converter=_size, help="Largest size of the file in bytes; of the flag also 16MB or 16MiB."),
+        int | str | None,
+        Check(size_of),
+        Parameter(help="Largest size of the file in bytes, or such as 16MB or 16MiB."),
         More("The precision of tensors without a rule is chosen so that the file lands just under it."),
     ] = None
     bits: Annotated[
-        float | None,
-        Check(lambda _, value: Target(bits=value).bits),
+        float | str | None,
+        Check(lambda name, value: Target(bits=_number(name, value)).bits),
         Parameter(help="Largest size of the file in bits per weight, everything included."),
     ] = None
     quality: Annotated[
-        float | None,
-        Check(lambda _, value: Target(quality=value).quality),
+        float | str | None,
+        Check(lambda name, value: Target(quality=_number(name, value)).quality),
         Parameter(help="Largest mean KL divergence from the float model in nats per token; needs a calibration."),
         More(
             "It is measured on batches held out from that. Losses of probabilities (cross-entropy, NLL, binary "
@@ -171,11 +172,10 @@ class Precision:
         ),
     ] = None
     tune: Annotated[
-        float,
+        float | str,
         Check(_seconds),
         Parameter(
-            converter=_duration,
-            help="Seconds (of the flag also 90s or 5min) of training towards the float model's predictions on the "
+            help="Seconds (also 90s or 5min) of training towards the float model's predictions on the "
             "inputs of the calibration: the file is closer to the model at the same size.",
         ),
         More(
@@ -259,7 +259,12 @@ class SaveOptions(Coding, Relation, Precision):
     @property
     def target(self) -> Target:
         """Size or quality of the file."""
-        return Target(self.budget, self.bits, self.quality, self.lossless)
+        return Target(self.budget, self.bits, self.quality, self.lossless)  # type: ignore[arg-type]  # checked
+
+    @property
+    def tuning(self) -> float:
+        """Seconds of training towards the float model."""
+        return float(self.tune)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,20 +38,14 @@ _PIECE = 1 << 22  # bytes that are read at a time
 
 @dataclass(frozen=True, slots=True)
 class StoredStream(Stream):
-    """A coded stream on disk; `payload` is empty.
+    """A coded stream on disk; `payload` is empty."""
 
-    Attributes:
-        path: of the record, as its rank names it.
-        offset, stored: of the payload, in bytes.
-        size: bytes of the record.
-        rank: that has the record.
-    """
-
-    path: Path
+    path: Path  # of the record, as its rank names it
+    # offset, stored: of the payload, in bytes
     offset: int
     stored: int
-    size: int
-    rank: int
+    size: int  # bytes of the record
+    rank: int  # that has the record
 
     @property
     def length(self) -> int:

@@ -80,8 +80,6 @@ def write_tensors(
     """Decode tensors into one .safetensors file; the caller has checked what that takes.
 
     Args:
-        file: the .birdie file.
-        target: the .safetensors file.
         keys: name of each tensor → its name there.
         header: metadata for the header of the file.
         workers: threads; None uses every core.

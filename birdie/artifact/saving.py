@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, cast
 
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from birdie.artifact.base import Base
+from birdie.artifact.coded_file import write_coded
 from birdie.artifact.container import KIND
 from birdie.artifact.content import Content
 from birdie.artifact.inspection import inspect
@@ -33,10 +33,8 @@ from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.exact import Roles
 from birdie.compress.rate.assignment import Assignment, assign
-from birdie.compress.rate.copies import merge_copies
-from birdie.compress.rate.encoding import Encoder, Meter
-from birdie.compress.rate.fit import fit
-from birdie.compress.rate.groups import group_tiny_tensors
+from birdie.compress.rate.groups import group_tiny_tensors, merge_copies
+from birdie.compress.state import EncodedState
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.delta.delta_job import relative
 from birdie.delta.twins import twins
@@ -53,7 +51,6 @@ P = ParamSpec("P")
 Model = nn.Module | Mapping[str, Tensor]
 
 _ON_DISK = 1_000_000_000  # weights from which coded tensors are kept on disk
-_ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
 class Save(Protocol[P]):
@@ -159,29 +156,28 @@ def write_model(
         state, known = calibrated_state(state, calibration, symmetries=base is None)
         if known is not None:
             assignment = replace(assignment, tensors=state.tensors)
-        in_memory = known is not None and known.factors is None
-        large = known is None and assignment.weights >= _ON_DISK
-        resuming = _resume(destination, world) if large else nullcontext()
-        # BLAS hands small products to threads that go on spinning between them: more processor time than
-        # everything else takes.
-        with threadpool_limits(1, user_api="blas"), resuming as resume:
-            encoder = Encoder(
+        resuming = _resume(destination, world) if known is None and assignment.weights >= _ON_DISK else nullcontext()
+        with resuming as resume:
+
+            def write(encoded: EncodedState) -> None:
+                if resume is not None and world.size > 1:
+                    encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
+                require_complete()
+                run_on_main(world, torch.device("cpu"), lambda: beside.write(destination, encoded, check))
+
+            fitted = write_coded(
+                assignment,
+                target,
+                known,
+                beside,
+                write,
                 effort,
-                beside.size,
-                options.workers or _threads(world),
-                keeps_integers=in_memory,
-                world=World() if in_memory else world,
+                tune=options.tuning,
+                workers=options.workers or _threads(world),
+                world=world,
                 records=resume,
-                meter=Meter(update, _ROUNDS if target.searched and known is not None else 1),
+                progress=update,
             )
-            encoder.meter.begin(len(assignment.tensors))
-            fitted = fit(assignment, target, encoder, known, tune=options.tune)
-            encoded = fitted.encoded
-            if resume is not None and world.size > 1:
-                encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
-            require_complete()
-            run_on_main(world, torch.device("cpu"), lambda: beside.write(destination, encoded, check))
-            encoder.meter.finish()
         file = destination.getvalue() if isinstance(destination, BytesIO) else destination
         summary = world.broadcast(inspect(file) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
         if isinstance(file, bytes) and world.is_main:
@@ -193,7 +189,7 @@ def write_model(
             return summary
         error = fitted.divergence
         if error is None and known.held_out is not None:
-            error = known.divergence(encoded)
+            error = known.divergence(fitted.encoded)
         return replace(
             summary,
             uncalibrated=tuple(known.unreached),

@@ -51,7 +51,6 @@ def state_dict_of(
     """Return the state dict that was taken apart by `kept_beside`, with its `_metadata` if the file has versions.
 
     Args:
-        tensors: of a file, or some of them.
         about: JSON of the file.
         where: name of the file, for error messages.
         order: names of tensors and extra states; None if the file does not say it: extra states then come last.

@@ -1,8 +1,12 @@
 """Summary of a file, as `inspect` and `save` return it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from birdie.artifact.summary_table import SummaryTable, by_scheme, by_tensor
+from birdie.system.names import shown
+from birdie.system.text_table import as_html, as_text
 
 if TYPE_CHECKING:
     from birdie.compress.rate.control import Control
@@ -25,11 +29,13 @@ class TensorSummary:
 
 _SIXTEEN_BITS = ("fp16", "bf16")  # schemes
 _NARROW = ("float16", "bfloat16")  # dtypes, which these schemes leave as they are
+_MOST_ROWS = 40  # of a table that `print` shows with a row for each tensor
+_MOST_LISTED = 20  # names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """Size, tensors and metadata of a .birdie file.
+    """Size, tensors and metadata of a .birdie file; print it for a table, or show it in a notebook.
 
     Attributes:
         path: of the file; "the data" of one in memory.
@@ -107,3 +113,52 @@ class Summary:
             "base": self.base,
             "not_kept": list(self.not_kept),
         }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about a compression: its errors, and what is not as it was asked for."""
+        notes = []
+        if self.untuned is not None and self.error is not None:
+            won = self.error < self.untuned or self.nothing_to_tune
+            kept = "" if won else "; tuning won no more than chance, so the file is without it"
+            notes.append(f"error on inputs kept apart: {self.error:.4g}, without tuning {self.untuned:.4g}{kept}")
+        if self.nothing_to_tune:
+            notes.append("nothing to tune: no weights are left to train beside the matrix that is encoded last")
+        if self.control is not None:
+            notes.append(str(self.control))
+        if self.uncalibrated:
+            notes.append(f"no data reached: {_listed(self.uncalibrated)}")
+        if self.otherwise:
+            stored = {row.name: row.bytes for row in self.tensors if row.name in self.otherwise}
+            names = sorted(stored, key=lambda name: -stored[name])
+            texts = [f"{name} {stored[name]:,} B" if stored[name] else name for name in names]
+            notes.append(f"lossless or in 16 bits, not quantized: {_listed(texts)}")
+        if self.not_kept:
+            notes.append(f"not kept with weights alone: {', '.join(self.not_kept)}")
+        if self.rounded:
+            notes.append(f"rounded to 16 bits: {self.rounded:,} of {len(self.tensors):,} tensors")
+        return tuple(notes)
+
+    @property
+    def _title(self) -> str:
+        return f"{shown(self.path)}: {self.bytes:,} B, {self.bits_per_weight:.3f} bits per weight"
+
+    @property
+    def _table(self) -> SummaryTable:
+        return by_tensor(self) if len(self.tensors) <= _MOST_ROWS else by_scheme(self)
+
+    def __repr__(self) -> str:
+        return f"<{self._title}, {self.weights:,} weights, {len(self.tensors):,} tensors>"
+
+    def __str__(self) -> str:
+        header, rows, totals, left = self._table
+        return "\n".join([self._title, as_text([header, *rows, *totals], left), *self.notes])
+
+    def _repr_html_(self) -> str:
+        header, rows, totals, left = self._table
+        return as_html(self._title, [header, *rows, *totals], self.notes, left)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED:,} more" * (len(names) > _MOST_LISTED)
+    return ", ".join(shown(name)[:80] for name in names[:_MOST_LISTED]) + more

@@ -27,21 +27,14 @@ at_fork(_lock.acquire, _lock.release)  # a child has only the thread that forks
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stand-in, in a module, for a tensor that is not decoded.
+    """Stand-in, in a module, for a tensor that is not decoded."""
 
-    Attributes:
-        stored: name of the entry that holds its bytes: tied tensors share one.
-        shape: of the tensor.
-        dtypes: to which the decoded tensor is cast, one after the other: that of the built module, and that to load.
-        device: of the tensor.
-        parameter: True for a (frozen) parameter, False for a buffer.
-    """
-
-    stored: str
-    shape: tuple[int, ...]
+    stored: str  # name of the entry that holds its bytes: tied tensors share one
+    shape: tuple[int, ...]  # of the tensor
+    # to which the decoded tensor is cast, one after the other: that of the built module, and that to load
     dtypes: tuple[torch.dtype, ...]
-    device: torch.device
-    parameter: bool
+    device: torch.device  # of the tensor
+    parameter: bool  # True for a (frozen) parameter, False for a buffer
 
     @property
     def nbytes(self) -> int:

@@ -37,7 +37,6 @@ def step_of(name: str, *, any_number: bool = False) -> int | None:
     """Return the step of a checkpoint, from its name; None if it has none.
 
     Args:
-        name: of the file or folder.
         any_number: take the last number of a name without such a word.
     """
     match = next((match for word in _STEP if (match := word.search(name))), None)

@@ -52,25 +52,15 @@ class _FilePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileParts:
-    """A file in parts.
+    """A file in parts."""
 
-    Attributes:
-        size: in bytes.
-        sha256: digest of the file, hexadecimal.
-        tensors: name → tensor, in the order in which they lie in the file.
-        ties: second name of a tensor → its name.
-        gaps: the number of other bytes before each tensor.
-        other: all bytes that are in no tensor, in their order.
-        status: of the file when it was read.
-    """
-
-    size: int
-    sha256: str
-    tensors: dict[str, Tensor]
-    ties: dict[str, str]
-    gaps: tuple[int, ...]
-    other: bytes
-    status: os.stat_result
+    size: int  # in bytes
+    sha256: str  # digest of the file, hexadecimal
+    tensors: dict[str, Tensor]  # name → tensor, in the order in which they lie in the file
+    ties: dict[str, str]  # second name of a tensor → its name
+    gaps: tuple[int, ...]  # the number of other bytes before each tensor
+    other: bytes  # all bytes that are in no tensor, in their order
+    status: os.stat_result  # of the file when it was read
 
 
 def split(path: Path) -> FileParts:

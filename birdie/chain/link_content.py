@@ -30,17 +30,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class LinkContent:
-    """Content of a checkpoint; empty for what a link that stands alone is a delta to.
+    """Content of a checkpoint; empty for what a link that stands alone is a delta to."""
 
-    Attributes:
-        tensors: name → tensor.
-        other: name of a file → bytes around its tensors.
-        since: mapped file → its status when it was read.
-    """
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    other: Mapping[str, bytes] = field(default_factory=dict)
-    since: Mapping[Path, os.stat_result] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # name → tensor
+    other: Mapping[str, bytes] = field(default_factory=dict)  # name of a file → bytes around its tensors
+    since: Mapping[Path, os.stat_result] = field(default_factory=dict)  # mapped file → its status when it was read
 
     @property
     def paths(self) -> Collection[Path]:
@@ -65,7 +59,6 @@ def content_after(path: Path, base: LinkContent, base_link: Link | None) -> Link
     """Return the content of a link from that of its base.
 
     Args:
-        path: of the link.
         base: content of the link that it is a delta to.
         base_link: facts about that; None if it stands alone.
     """
@@ -140,8 +133,6 @@ def steadily(
     """Return what `read` reads of a chain; again if the chain changed meanwhile and the result is an error, or in part.
 
     Args:
-        folder: of the chain.
-        read: reads links.
         is_whole: tells whether nothing of a result is missing.
     """
     for attempt in range(_ATTEMPTS):

@@ -37,12 +37,9 @@ def write_link(
     """Write the link of a checkpoint and return its facts; it has its name when it decodes to the digests in them.
 
     Args:
-        path: of its file.
         link: its facts, without base.
-        content: of the checkpoint.
         base: file name of the link that it may be a delta to, and facts about that; None: it stands alone.
         earlier: content of the base.
-        effort: of tensors that are stored alone.
 
     Raises:
         ChangedError: another process wrote to a file that is mapped.

@@ -45,12 +45,7 @@ def unfinished(checkpoints: Collection[Path]) -> dict[Path, str]:
 
 
 def is_twin(name: str, of: str) -> bool:
-    """Return whether a name is a longer form of that of a checkpoint: ckpt_220.pt.tmp, tmp-checkpoint-220, step-4.part.
-
-    Args:
-        name: of a file or folder.
-        of: that of the checkpoint.
-    """
+    """Return whether a name is a longer form of a checkpoint's: ckpt_220.pt.tmp, tmp-checkpoint-220, step-4.part."""
     return name != of and re.search(rf"(?<![^\W_]){re.escape(of)}(?![^\W_])", name) is not None
 
 
@@ -90,11 +85,7 @@ def _problem(path: Path, status: _Status) -> str:
 
 
 def missing_end(path: Path) -> str:
-    """Return how the end of a file tells that it is missing; "" for a file that is complete, or of a kind without one.
-
-    Args:
-        path: of a regular file.
-    """
+    """Return how the end of a file tells that it is missing; "" for a file that is complete, or of no such kind."""
     size = path.stat().st_size
     if not size:
         return "is empty" if path.name.lower().endswith((*TORCH, ".safetensors")) else ""

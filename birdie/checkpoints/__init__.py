@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from birdie.checkpoints.onnx_graph import shown as shown
     from birdie.checkpoints.pytree import holds_values as holds_values
     from birdie.checkpoints.rebuild import has_views as has_views
-    from birdie.checkpoints.stored_order import order_field as order_field
 else:
     from birdie.system.door import door
 

@@ -35,17 +35,12 @@ _DIGITS = 19
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Numbers and networks of a checkpoint.
+    """Numbers and networks of a checkpoint."""
 
-    Attributes:
-        numbers: key path → integer, those of few keys first; in a folder the name of the file precedes it.
-        networks: the weights of each of its files; tensors are mapped.
-        problem: why a file of weights cannot be read; "" if it can, or is none.
-    """
-
+    # key path → integer, those of few keys first; in a folder the name of the file precedes it
     numbers: Mapping[str, int] = field(default_factory=dict)
-    networks: tuple[Network, ...] = ()
-    problem: str = ""
+    networks: tuple[Network, ...] = ()  # the weights of each of its files; tensors are mapped
+    problem: str = ""  # why a file of weights cannot be read; "" if it can, or is none
 
     @property
     def has_copies(self) -> bool:
@@ -88,9 +83,7 @@ def step_inside(path: Path, numbered: Mapping[int, Path], facts: Callable[[Path]
     """Return the step of a checkpoint without one in its name, from what it holds; None if that does not tell.
 
     Args:
-        path: of the checkpoint.
         numbered: step → others of its run.
-        facts: reads a checkpoint.
     """
     inner, steps = facts(path), sorted(numbered)
     if key := step_key({step: facts(numbered[step]).numbers for step in _sample(steps)}, inner.numbers):

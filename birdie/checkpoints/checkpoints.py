@@ -107,7 +107,6 @@ def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip
     """Read the tensors of a checkpoint, by name, and list what else it holds.
 
     Args:
-        path: of the checkpoint.
         keys: key paths of the dicts of tensors that are meant, "model.ema", as in `birdie.checkpoints.layouts.choose`.
         skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
     """
@@ -129,17 +128,11 @@ def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip
 
 
 class Complete(NamedTuple):
-    """All of a file.
+    """All of a file."""
 
-    Attributes:
-        content: the object that torch.save wrote, or else the tensors by name.
-        left: name of each tensor that the index of shards does not read → its bytes.
-        notes: sentences on them.
-    """
-
-    content: Any
-    left: dict[str, int]
-    notes: tuple[str, ...]
+    content: Any  # the object that torch.save wrote, or else the tensors by name
+    left: dict[str, int]  # name of each tensor that the index of shards does not read → its bytes
+    notes: tuple[str, ...]  # sentences on them
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Complete:
@@ -157,7 +150,6 @@ def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> 
     """Read the whole object that torch.save wrote, to a file or a packed one, with tensors on the CPU.
 
     Args:
-        path: of the file.
         skip_objects: put stand-ins for objects of classes that `weights_only=True` refuses, instead of refusing the
             file. A stand-in has the name of the class; no code of the class is run.
     """
@@ -275,7 +267,6 @@ def read_object_or_tensors(path: Path, skip_objects: bool = False) -> Any:
     """Read the object that torch.save wrote, or the tensors of a safetensors file by name.
 
     Args:
-        path: of the file.
         skip_objects: as for `read_object`.
     """
     form = format_of(path)

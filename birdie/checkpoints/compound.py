@@ -22,17 +22,11 @@ _FEWEST_BITS = 2  # of a quantized number
 
 
 class CompoundKind(NamedTuple):
-    """A kind of compound values.
+    """A kind of compound values."""
 
-    Attributes:
-        holds: whether a value is one.
-        apart: value → its parts, which a tree holds.
-        together: those parts → the value.
-    """
-
-    holds: Callable[[Any], bool]
-    apart: Callable[[Any], list[Any]]
-    together: Callable[..., Any]
+    holds: Callable[[Any], bool]  # whether a value is one
+    apart: Callable[[Any], list[Any]]  # value → its parts, which a tree holds
+    together: Callable[..., Any]  # those parts → the value
 
 
 def kind_of(value: Any) -> str | None:

@@ -30,47 +30,32 @@ from birdie.errors import WeightsError
 
 @dataclass(slots=True)
 class FolderContent:
-    """Tensors and files of a folder.
+    """Tensors and files of a folder."""
 
-    Attributes:
-        tensors: name → tensor, mapped.
-        sources: files of tensors.
-        kept: files that are kept as they are.
-        files: name → content of these.
-        metadata: for the .birdie file.
-        left_out: name of each other file, and of what a file of weights holds beside them → (bytes, why).
-        taken: "classifier.ckpt: model", the dicts of tensors that were taken of files that have several.
-        notes: sentences on what was taken, and on what comes back otherwise.
-    """
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    sources: list[Path] = field(default_factory=list)
-    kept: list[Path] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # name → tensor, mapped
+    sources: list[Path] = field(default_factory=list)  # files of tensors
+    kept: list[Path] = field(default_factory=list)  # files that are kept as they are
+    files: dict[str, bytes] = field(default_factory=dict)  # name → content of these
+    metadata: dict[str, Any] = field(default_factory=dict)  # for the .birdie file
+    # name of each other file, and of what a file of weights holds beside them → (bytes, why)
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    # "classifier.ckpt: model", the dicts of tensors that were taken of files that have several
     taken: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # sentences on what was taken, and on what comes back otherwise
 
 
 @dataclass(slots=True)
 class _FolderPart:
-    """Tensors of one component.
+    """Tensors of one component."""
 
-    Attributes:
-        tensors: name on disk, or path in the object of a file → tensor.
-        file_of: name → file that it was read from, in the folder of the component.
-        trees: of each file that torch.save wrote, for a complete copy: its object without the tensors.
-        choices: what was taken of each file.
-        beside: tree of the plain values beside the weights in a file that torch.save wrote.
-        left_out, notes: as of `FolderContent`.
-    """
-
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # name on disk, or path in the object of a file → tensor
+    # name → file that it was read from, in the folder of the component
     file_of: dict[str, str] = field(default_factory=dict)
+    # of each file that torch.save wrote, for a complete copy: its object without the tensors
     trees: list[Any] = field(default_factory=list)
-    choices: dict[str, Choice] = field(default_factory=dict)
-    beside: Any = None
+    choices: dict[str, Choice] = field(default_factory=dict)  # what was taken of each file
+    beside: Any = None  # tree of the plain values beside the weights in a file that torch.save wrote
+    # left_out, notes: as of `FolderContent`
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -81,7 +66,6 @@ def read_folder(
     """Read a model folder; tensors are mapped.
 
     Args:
-        folder: the folder.
         keep: patterns of names of files to keep as they are, whatever their size.
         skip: patterns of names of files to leave out.
         complete: take all that a file of torch.save holds, and such files without weights of any size.

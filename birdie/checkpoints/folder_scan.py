@@ -42,36 +42,23 @@ _INDEX = re.compile(r"(.+?)\.(safetensors|bin)\.index(?:\.([\w-]+))?\.json")
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files of weights that belong together.
+    """Files of weights that belong together."""
 
-    Attributes:
-        folder: relative to the model folder; "" for itself.
-        stem: what they are called on the way back, without number and, for safetensors, without suffix.
-        files: with tensors.
-        index: of the shards, if there is one.
-    """
-
-    folder: str
-    stem: str
-    files: tuple[Path, ...]
-    index: Path | None = None
+    folder: str  # relative to the model folder; "" for itself
+    stem: str  # what they are called on the way back, without number and, for safetensors, without suffix
+    files: tuple[Path, ...]  # with tensors
+    index: Path | None = None  # of the shards, if there is one
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The use of each file of a folder.
+    """The use of each file of a folder."""
 
-    Attributes:
-        groups: the files whose tensors are compressed, by component: a folder, or the path of one of several in it.
-        kept: files that are kept as they are.
-        left_out: name of each other file → why.
-        objects: what torch.save wrote, without weights, and too large to be kept.
-    """
-
+    # the files whose tensors are compressed, by component: a folder, or the path of one of several in it
     groups: dict[str, FileGroup]
-    kept: tuple[Path, ...]
-    left_out: dict[str, str]
-    objects: tuple[Path, ...] = ()
+    kept: tuple[Path, ...]  # files that are kept as they are
+    left_out: dict[str, str]  # name of each other file → why
+    objects: tuple[Path, ...] = ()  # what torch.save wrote, without weights, and too large to be kept
 
 
 @dataclass(slots=True)
@@ -110,7 +97,6 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = (), *, wi
     """Return what becomes of each file of a folder.
 
     Args:
-        folder: of a model.
         keep: patterns of names, "*.fp16.safetensors", of files to keep as they are.
         skip: patterns of names of files to leave out.
         with_objects: list large files of torch.save without weights, optimizers for example, instead of leaving them
@@ -259,8 +245,6 @@ def _use_index(
 
     Args:
         forms: by folder and name of the network.
-        root: the model folder.
-        index: the file.
         others: files that are kept as they are or left out.
     """
     base, kind, variant = _parts_of(index)

@@ -31,38 +31,25 @@ _DEEPEST, _LISTED = 16, 20
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The weights of a checkpoint, and what else it holds.
+    """The weights of a checkpoint, and what else it holds."""
 
-    Attributes:
-        state: name → tensor, with the prefixes that wrappers add to all of them.
-        taken: key paths of the dicts that were taken; none if the checkpoint is nothing but one.
-        at: keys of the dict that was taken, if it is one and all of them are texts.
-        others: key path of each other dict of tensors, which could be taken instead → bytes.
-        dropped: key path of everything beside the weights → bytes of the tensors there that `state` lacks.
-        notes: sentences on what was taken.
-    """
-
-    state: dict[str, Tensor]
-    taken: tuple[str, ...] = ()
+    state: dict[str, Tensor]  # name → tensor, with the prefixes that wrappers add to all of them
+    taken: tuple[str, ...] = ()  # key paths of the dicts that were taken; none if the checkpoint is nothing but one
+    # key path of each other dict of tensors, which could be taken instead → bytes
     others: dict[str, int] = field(default_factory=dict)
+    # key path of everything beside the weights → bytes of the tensors there that `state` lacks
     dropped: dict[str, int] = field(default_factory=dict)
-    at: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    at: tuple[str, ...] = ()  # keys of the dict that was taken, if it is one and all of them are texts
+    notes: tuple[str, ...] = ()  # sentences on what was taken
 
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """Weights that are meant.
+    """Weights that are meant."""
 
-    Attributes:
-        start: keys that name them.
-        at: keys to the weights there.
-        beginning: of their names in that dict; "" for all of it.
-    """
-
-    start: Keys
-    at: Keys
-    beginning: str = ""
+    start: Keys  # keys that name them
+    at: Keys  # keys to the weights there
+    beginning: str = ""  # of their names in that dict; "" for all of it
 
     @property
     def name(self) -> str:
@@ -73,7 +60,6 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
     """Return the weights of an object that torch.save wrote.
 
     Args:
-        content: the object.
         path: its file, for error messages.
         wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. A path that ends
             in a dot, "model.ema.", stands for the names that begin so; alone, it gives the rest of the names. None: the
@@ -173,7 +159,6 @@ def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dic
     """Yield the keys to each dict with named tensors, and these; not those of optimizers, nor one dict twice.
 
     Args:
-        content: the object.
         numbered: take lists of tensors as well, and dicts with numbers for keys, as averages are often kept.
     """
     waiting: deque[tuple[Keys, Any]] = deque([((), content)])
@@ -348,11 +333,7 @@ def _beside(
     Memory that several tensors share counts where it occurs first. Also returns the key paths of what holds matrices.
 
     Args:
-        content: the object.
-        state: the tensors that were taken.
         leaves: keys to each dict of tensors.
-        keyed: keys that can be named.
-        picks: what was taken.
     """
     taken = {pick.at for pick in picks}
     parts = {pick.at for pick in picks if pick.beginning}

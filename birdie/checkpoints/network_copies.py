@@ -38,7 +38,6 @@ def are_copies(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor], *, whatev
 
     Args:
         one: name → tensor.
-        other: of the other network.
         whatever_values: let names and shapes decide.
     """
     shapes = [{(name, tensor.shape) for name, tensor in state.items() if tensor.ndim} for state in (one, other)]

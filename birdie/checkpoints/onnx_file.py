@@ -42,7 +42,7 @@ class Piece(NamedTuple):
         start, end: of its bytes.
         name: of the tensor.
         shape, dtype: of these bytes; those of kinds that torch lacks are bytes.
-        source: the tensor of the graph; None: bytes between tensors, or tensors that overlap.
+        sources: the tensors of the graph that have these bytes; none of bytes between tensors, and where some overlap.
     """
 
     start: int
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    source: OnnxTensor | None = None
+    sources: tuple[OnnxTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class OnnxModel:
 
     @property
     def roles(self) -> Roles:
-        """What is known of the tensors of floats."""
+        """Roles of the tensors of floats."""
         return roles_of(self.tensors, self.uses)
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
@@ -107,37 +107,40 @@ def read_onnx(path: Path) -> OnnxModel:
     try:
         graph = read_graph(data.numpy().data)
     except ValueError as error:
-        raise WeightsError(
-            f"{path} is not a complete ONNX file ({error}); copy it again, or export it again"
-        ) from error
-    names = _Names()
-    files: dict[str, tuple[Path, Tensor]] = {path.name: (path, data)}
+        raise WeightsError(f"{path} is not a complete ONNX file ({error}); copy or export it again") from error
+    names, files = _Names(), {path.name: (path, data)}
+    pieces: dict[str, list[Piece]] = {}
+    for where, spans in _spans(path, graph, files, names).items():
+        apart = _apart(sorted(spans), where, names)
+        pieces[where] = [*apart] if where == path.name else [*_complete(apart, where, names, len(files[where][1]))]
+    return _in_parts(path, graph, files, pieces)
+
+
+def _spans(
+    path: Path, graph: OnnxGraph, files: dict[str, tuple[Path, Tensor]], names: "_Names"
+) -> dict[str, list[Piece]]:
+    """Return where tensors lie in the files of a model; files of external data are added to `files`."""
     spans: dict[str, list[Piece]] = {path.name: []}
     for tensor in graph.tensors:
+        where = _location(tensor, path) if tensor.external else path.name
+        if where not in files:
+            file = own_file(path.parent / where, path.parent)
+            files[where], spans[where] = (file, _mapped(file)), []
         if (size := tensor.bytes) is None:
             continue
+        start, end = tensor.start, tensor.end
         if tensor.external:
-            where = _location(tensor, path)
-            if where not in files:
-                file = own_file(path.parent / where, path.parent)
-                files[where], spans[where] = (file, _mapped(file)), []
             start, end = _range(tensor, size, path, where, len(files[where][1]))
-        else:
-            where, start, end = path.name, tensor.start, tensor.end
         if end - start == size and size >= _least(tensor):
             spans[where].append(_piece(tensor, start, end, names))
-    pieces = {
-        where: [*_complete(_apart(sorted(some), where, names), where, names, len(files[where][1]), where == path.name)]
-        for where, some in spans.items()
-    }
-    return _in_parts(path, graph, files, pieces)
+    return spans
 
 
 def _in_parts(
     path: Path, graph: OnnxGraph, files: Mapping[str, tuple[Path, Tensor]], pieces: Mapping[str, list[Piece]]
 ) -> OnnxModel:
     """Return the model whose files have these pieces."""
-    users = GraphUses(graph)
+    users = GraphUses(graph, str(path))
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     uses: dict[str, Uses] = {}
@@ -148,10 +151,8 @@ def _in_parts(
         rows: list[Any] = [name]
         rest, end = [], 0
         for piece in some:
-            source = piece.source
-            use = uses[piece.name] = Uses() if source is None else users.of(source.scope, source.name)
-            if source is not None and source.scope == 0:
-                names[source.name] = piece.name
+            use = uses[piece.name] = users.of((source.scope, source.name) for source in piece.sources)
+            names |= {source.name: piece.name for source in piece.sources if source.scope == 0}
             axes = _axes(len(piece.shape), use.swapped if piece.dtype in REAL_DTYPES else AS_IT_LIES)
             tensor = _tensor(data, piece).permute(axes)
             # to the kinds of weights, three dimensions are a convolution
@@ -219,7 +220,7 @@ def _piece(tensor: OnnxTensor, start: int, end: int, names: "_Names") -> Piece:
         shape = (*shape[:-1], (end - start) // prod(shape[:-1])) if (end - start) % prod(shape[:-1]) == 0 else ()
     if len(shape) > MAX_DIMS or prod(shape) * dtype.itemsize != end - start:
         shape, dtype = (end - start,), torch.uint8
-    return Piece(start, end, names.new(tensor.name), shape, dtype, tensor)
+    return Piece(start, end, names.new(tensor.name), shape, dtype, (tensor,))
 
 
 class _Names:
@@ -246,18 +247,19 @@ def _apart(pieces: list[Piece], where: str, names: _Names) -> Iterator[Piece]:
         if group and (piece is None or piece.start >= max(one.end for one in group)):
             first, end = group[0], max(one.end for one in group)
             is_one = all((one.start, one.end, one.dtype) == (first.start, first.end, first.dtype) for one in group)
-            yield first if is_one else _bytes(first.start, end, where, names)
+            sources = tuple(source for one in group for source in one.sources)
+            yield first._replace(sources=sources) if is_one else _bytes(first.start, end, where, names)
             group = []
         if piece is not None:
             group.append(piece)
 
 
-def _complete(pieces: Iterator[Piece], where: str, names: _Names, size: int, is_model: bool) -> Iterator[Piece]:
+def _complete(pieces: Iterator[Piece], where: str, names: _Names, size: int) -> Iterator[Piece]:
     """Yield pieces, and as pieces also what of an external file is used by no tensor and is large."""
     end = 0
     for piece in [*pieces, None]:
         start = size if piece is None else piece.start
-        if start - end > _GAP and not is_model:
+        if start - end > _GAP:
             yield _bytes(end, start, where, names)
         if piece is not None:
             yield piece

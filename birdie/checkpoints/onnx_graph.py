@@ -91,7 +91,7 @@ class OnnxNode:
 
 @dataclass(slots=True)
 class OnnxGraph:
-    """What an ONNX file computes.
+    """Nodes and tensors of an ONNX file.
 
     Attributes:
         tensors, nodes: of the graph, its subgraphs, and functions, in no order.
@@ -127,14 +127,14 @@ class _GraphReader:
         self.graphs: list[tuple[int, Field]] = []  # subgraphs to read: scope and range
 
     def read(self) -> OnnxGraph:
-        found, producer = False, ["", ""]
+        has_graph, producer = False, ["", ""]
         for one in self._fields(Field(0, None, 0, len(self.data))):
             if one.number == _IR and one.value is not None:
                 self.graph.ir_version = one.value
             elif one.number in (_PRODUCER, _PRODUCER_VERSION):
                 producer[one.number - _PRODUCER] = text(self.data, one)
             elif one.number == _GRAPH:
-                found = True
+                has_graph = True
                 self._graph(0, one, is_main=True)
             elif one.number == _OPSET:
                 self._opset(one)
@@ -142,7 +142,7 @@ class _GraphReader:
                 self.graphs += [(0, inner) for inner in self._fields(one) if inner.number in (1, 2)]
             elif one.number == _FUNCTION:
                 self._function(one)
-        if not found:
+        if not has_graph:
             raise ValueError("it has no graph")
         self.graph.producer = " ".join(filter(None, producer))
         while self.graphs:

@@ -1,4 +1,4 @@
-"""What the graph of an ONNX file tells about its tensors, and a state dict cannot.
+"""Facts that the graph of an ONNX file tells about its tensors, and a state dict cannot.
 
     MatMul(x, W), Gemm, ConvTranspose ──► which axis of W is that of the outputs: rows of a .birdie file are outputs
     QuantizeLinear, BatchNormalization, Resize, … ──► scales, statistics and sizes, which keep every bit
@@ -9,7 +9,7 @@ that compute with it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,11 +17,15 @@ from torch import Tensor
 from birdie.checkpoints.onnx_graph import OnnxGraph, OnnxNode
 from birdie.compress.exact import Roles
 from birdie.compress.tensors import REAL_DTYPES
+from birdie.errors import WeightsError
 
 AS_IT_LIES, LAST_TWO, FIRST_TWO = "as it lies", "last two", "first two"
 """Axes of a weight that are swapped so that its first one is that of the outputs."""
-_PASSED_ON = {"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout"}
-_QUANTIZED = {"QuantizeLinear", "DequantizeLinear"}  # the first input is passed on
+_PASSED_ON = {  # the first input
+    *("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout"),
+    *("QuantizeLinear", "DequantizeLinear"),
+}
+_MOST_STEPS = 1 << 22  # nodes through which all tensors together are followed
 _GATES = ("LSTM", "GRU", "RNN")
 _WEIGHTS: dict[str, tuple[int, ...]] = {  # operator → inputs that are weights of a product
     **dict.fromkeys(("Conv", "FusedConv", "ConvTranspose", "DeformConv"), (1,)),
@@ -48,7 +52,7 @@ _KNOWN_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 @dataclass(slots=True)
 class Uses:
-    """What a tensor is used for.
+    """Uses of a tensor.
 
     Attributes:
         weights: (operator, swapped axes) of each product of which it is a weight.
@@ -80,19 +84,24 @@ class Uses:
 
 
 class GraphUses:
-    """Uses of the tensors of a graph."""
+    """Uses of the tensors of a graph; `where` names it in errors."""
 
-    def __init__(self, graph: OnnxGraph) -> None:
-        self.functions = graph.functions
+    def __init__(self, graph: OnnxGraph, where: str) -> None:
+        self.where = where
+        self.functions, self.left = graph.functions, _MOST_STEPS
         self.users: dict[tuple[int, str], list[tuple[OnnxNode, int]]] = defaultdict(list)
         for node in graph.nodes:
             for index, name in enumerate(node.inputs):
                 self.users[node.scope, name].append((node, index))
 
-    def of(self, scope: int, name: str) -> Uses:
-        """Return the uses of a tensor."""
+    def of(self, names: Iterable[tuple[int, str]]) -> Uses:
+        """Return the uses of a tensor, by its names in the graph and their scopes.
+
+        Raises:
+            WeightsError: tensors go through too many nodes.
+        """
         uses = Uses()
-        for node, index, is_turned in self._reached(scope, name):
+        for node, index, is_turned in self._reached(names):
             operator = node.operator
             if operator in _WEIGHTS and index in _WEIGHTS[operator]:
                 uses.weights.append((operator, _swapped(node, index, is_turned)))
@@ -104,19 +113,24 @@ class GraphUses:
                 uses.is_exact = True
         return uses
 
-    def _reached(self, scope: int, name: str) -> Iterator[tuple[OnnxNode, int, bool]]:
+    def _reached(self, names: Iterable[tuple[int, str]]) -> Iterator[tuple[OnnxNode, int, bool]]:
         """Yield (node, index of the input, whether the last two axes were swapped on the way)."""
-        waiting, seen = [(scope, name, False)], set()
+        waiting, seen = [(scope, name, False) for scope, name in names], set()
         while waiting:
             scope, name, is_turned = state = waiting.pop()
             if state in seen:
                 continue
             seen.add(state)
+            self.left -= 1 + len(self.users.get((scope, name), ()))
+            if self.left < 0:
+                raise WeightsError(
+                    f"{self.where} lets its tensors through more than {_MOST_STEPS:,} nodes; do not trust this model"
+                )
             for node, index in self.users.get((scope, name), ()):
                 inner = self.functions.get((node.domain, node.operator))
                 if inner is not None:
                     waiting += [(inner[0], argument, is_turned) for argument in inner[1][index : index + 1]]
-                elif index == 0 and node.outputs and node.operator in _PASSED_ON | _QUANTIZED:
+                elif index == 0 and node.outputs and node.operator in _PASSED_ON:
                     turned = is_turned != (node.operator == "Transpose" and _turns(node))
                     waiting.append((scope, node.outputs[0], turned))
                 else:

@@ -142,8 +142,6 @@ class _NodeWriter:
         """Return the node of a dict.
 
         Args:
-            value: the dict.
-            path: of the dict.
             explicit_keys: write the keys even if all values are tensors: other tensors lie below the same path, so
                 the names of the tensors there do not determine the keys.
         """

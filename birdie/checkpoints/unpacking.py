@@ -15,19 +15,13 @@ _PIECE = 1 << 16  # bytes given to brotli at a time
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """A general-purpose compressor.
+    """A general-purpose compressor."""
 
-    Attributes:
-        name: as users know it, with its highest level.
-        package: its name on PyPI, or None where Python brings it.
-        unpack: (compressed data, max_bytes) → data, or None where there would be more.
-        errors: exceptions that `unpack` raises on damage, as names of module and class.
-    """
-
-    name: str
-    package: str | None
+    name: str  # as users know it, with its highest level
+    package: str | None  # its name on PyPI, or None where Python brings it
+    # (compressed data, max_bytes) → data, or None where there would be more
     unpack: Callable[[bytes, int], bytes | None]
-    errors: tuple[str, str]
+    errors: tuple[str, str]  # exceptions that `unpack` raises on damage, as names of module and class
 
     @property
     def installed(self) -> bool:

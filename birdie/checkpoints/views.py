@@ -19,17 +19,11 @@ _MOST = 1 << 48  # elements of a view
 
 
 class View(NamedTuple):
-    """A tensor as a part of another one.
+    """A tensor as a part of another one."""
 
-    Attributes:
-        base: the other one, contiguous.
-        offset: the first element there.
-        is_new: whether the base is a vector made for its views.
-    """
-
-    base: Tensor
-    offset: int
-    is_new: bool
+    base: Tensor  # the other one, contiguous
+    offset: int  # the first element there
+    is_new: bool  # whether the base is a vector made for its views
 
 
 Key = tuple[object, ...]

@@ -29,26 +29,18 @@ _LISTED = 6  # names in a note
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Tensors of shards.
+    """Tensors of shards."""
 
-    Attributes:
-        state: name → tensor.
-        shards: name → the shard that it was read from.
-        left: "shard: name" of each tensor that the index does not read → (bytes, why).
-        notes: sentences on what was left, and what the index names in vain.
-    """
-
-    state: dict[str, Tensor]
-    shards: dict[str, str]
-    left: dict[str, tuple[int, str]]
-    notes: tuple[str, ...]
+    state: dict[str, Tensor]  # name → tensor
+    shards: dict[str, str]  # name → the shard that it was read from
+    left: dict[str, tuple[int, str]]  # "shard: name" of each tensor that the index does not read → (bytes, why)
+    notes: tuple[str, ...]  # sentences on what was left, and what the index names in vain
 
 
 def join(index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> Joined:
     """Return the tensors that an index names, each from its shard.
 
     Args:
-        index: the file.
         read: returns the tensors of a shard.
     """
     where, files = weight_map(index), shard_files(index)

@@ -53,8 +53,6 @@ def compress_checkpoints(
     """Add the checkpoints of a run in a folder to a chain, and print a row for each.
 
     Args:
-        folder: of the checkpoints.
-        output: the folder of the chain.
         full_every: links of which one stands alone; None: the default, of a folder of nothing but checkpoints.
         skip: patterns of names of checkpoints to leave out.
         effort: "auto" is "fast": floats of full precision hardly gain from "max".
@@ -134,7 +132,6 @@ def decompress_link(link: Path, output: str, limits: "Limits", *, overwrite: boo
     """Restore the checkpoint of a link bit for bit; return False if the output asks for its tensors in another format.
 
     Args:
-        link: its file.
         output: name of a folder; of a checkpoint that is a file, of a file of its format as well.
         overwrite: replace files that are there.
         json: print one object.
@@ -179,7 +176,6 @@ def show_chain(folder: Path, *, verified: bool, json: bool) -> None:
     """Print a row for each link of a chain; the exit code is 1 if a checkpoint cannot be restored.
 
     Args:
-        folder: of the chain.
         verified: decode every link.
         json: print one object.
     """
@@ -218,7 +214,6 @@ def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str], *, n
     """Return the table of links.
 
     Args:
-        rows: of the links.
         name: of the last column.
         value: row → its text in that.
         needed: also say who depends on a link.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from birdie.cli.account import listed, show_left_out, show_taken
+from birdie.cli.account import show_left_out, show_taken
 from birdie.cli.chains import compress_checkpoints, is_chain
 from birdie.cli.compress_flags import CompressFlags
 from birdie.cli.console import (
@@ -53,9 +53,10 @@ def command(
     By default every matrix is quantized to eight bits over the range of each row, with error feedback; small tensors
     are stored in 16 bits where that is precise enough, else losslessly. --budget and --bits choose the precision of
     each tensor so that the file just fits; --quality chooses it so that the predictions change by no more than that.
-    With --calibrate the quantization scales follow the sensitivity of the loss, which makes files of the same quality
-    much smaller. For the folder of a model of transformers or diffusers inputs are made up instead (random tokens,
-    noise images), if --budget or --bits is given and the model fits in memory; --calibrate none turns that off.
+    With --calibrate, or --model and --data for a model of your own, the quantization scales follow the sensitivity of
+    the loss, which makes files of the same quality much smaller. For the folder of a model of transformers or diffusers
+    inputs are made up instead (random tokens, noise images), if --budget or --bits is given and the model fits in
+    memory; --calibrate none turns that off.
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
@@ -132,15 +133,16 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
     import torch
 
     from birdie.artifact import KIND, write_checkpoint
-    from birdie.gpt.run.calibrating import Request, calibrator
+    from birdie.gpt.run.calibrating import OwnCode, Request, calibrator
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
 
     ranks = world_from_environment().size
     flags.require_ranks(ranks)
     made_up = ranks == 1 and flags.makes_up_inputs
+    code = None if flags.model is None or flags.own_data is None else OwnCode(flags.model, flags.own_data, flags.loss)
     calibrate = calibrator(
-        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, made_up=made_up)
+        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, code, made_up=made_up)
     )
     device = choose_device(flags.device)
     assert flags.output is not None
@@ -157,14 +159,16 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
             where = folder if flags.offload else None
             result, note = calibrate(source.content, device=device, offload=where, world=world, progress=update)
         if result is None and flags.tune:
-            raise ConfigError(f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN'}")
+            raise ConfigError(
+                f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN, or --model and --data'}"
+            )
         with bar(f"compressing {source.path.name}", "tensors") as update:
 
             def write(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
                 options = flags.save_options(
                     lossless=lossless,
                     calibration=result,
-                    tune=0.0 if result is None else flags.tune,
+                    tune=0.0 if result is None else flags.tuning,
                     metadata=calibrate.metadata,
                     progress=update,
                 )
@@ -199,23 +203,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     show_left_out(source)
     if note is not None:
         print_line(note)
-    if summary.untuned is not None and summary.error is not None:
-        won = summary.error < summary.untuned or summary.nothing_to_tune
-        kept = "" if won else "; tuning won no more than chance, so the file is without it"
-        print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}{kept}")
-    if summary.nothing_to_tune:
-        print_line("nothing to tune: no weights are left to train beside the matrix that is encoded last")
-    if summary.control is not None:
-        print_line(str(summary.control))
-    if summary.uncalibrated:
-        print_line(f"no data reached: {listed(dict.fromkeys(summary.uncalibrated, 0))}")
-    if summary.otherwise:
-        otherwise = {row.name: row.bytes for row in summary.tensors if row.name in summary.otherwise}
-        print_line(f"lossless or in 16 bits, not quantized: {listed(otherwise)}")
-    if summary.not_kept:
-        print_line(f"not kept with weights alone: {', '.join(summary.not_kept)}")
-    if summary.rounded:
-        print_line(f"rounded to 16 bits: {summary.rounded:,} of {len(summary.tensors):,} tensors")
+    for line in summary.notes:
+        print_line(line)
     change = _change(input_bytes, summary.bytes, lossless)
     print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
     print_line(f"effort {summary.effort}: {_loading(summary)}")

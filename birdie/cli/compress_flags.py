@@ -22,11 +22,19 @@ RULES: tuple[Rule, ...] = (
     Needs("offload", ("data",), "is about a calibration"),
     Needs("calibration_data", ("data",), "is about a calibration"),
     Needs("calibration_tokens", ("data",), "is about a calibration"),
+    Needs("model", ("own_data",), "builds the module to calibrate"),
+    Needs("own_data", ("model",), "is for a model of your own"),
+    Needs("loss", ("own_data",), "is of the batches"),
+    Excludes("model", ("calibrate", "calibration_data", "calibration_tokens", "lossless"), "has its own data"),
     Excludes("tune", ("offload",), "keeps the complete model in memory"),
     Excludes("dry_run", ("quality", "tune", "base"), "has no forecast of that"),
 )
 """Combinations of flags that are refused."""
-_FLAGS = {"calibration": "--calibrate", "data": "--calibrate TEXT_OR_RUN"}
+_FLAGS = {
+    "calibration": "--calibrate",
+    "data": "--calibrate TEXT_OR_RUN or --model FILE.py:NAME --data …",
+    "own_data": "--data",
+}
 
 
 def flag_of(name: str) -> str:
@@ -81,8 +89,31 @@ class CompressFlags(SaveOptions):
         Path | None,
         Parameter(
             help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
-            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss. none: no inputs "
-            "are made up for a folder, either."
+            "of birdie: the run folder or recipe. For an ONNX file: an .npz file with an array of samples for each "
+            "input. Precision then follows the sensitivity of the loss. none: no inputs are made up for a folder, "
+            "either."
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Parameter(
+            help="Of a model of your own: FILE.py:NAME or package.module:NAME, a function without arguments (or a "
+            "class) that returns the module. This code is imported and run."
+        ),
+    ] = None
+    own_data: Annotated[
+        str | None,
+        Parameter(
+            name="--data",
+            help="What to calibrate that model on: FILE.py:NAME, batches or a function that returns them; or inputs in "
+            "a file, .npz, .npy or .safetensors, one a row.",
+        ),
+    ] = None
+    loss: Annotated[
+        str | None,
+        Parameter(
+            help="FILE.py:NAME, a function (module, batch) → loss. Default: the batches are inputs, and outputs are "
+            "compared."
         ),
     ] = None
     calibration_data: Annotated[
@@ -124,15 +155,20 @@ class CompressFlags(SaveOptions):
         return None if self.calibrate == Path("none") else self.calibrate
 
     @property
+    def has_data(self) -> bool:
+        """True if there is something to calibrate on."""
+        return self.data is not None or self.own_data is not None
+
+    @property
     def makes_up_inputs(self) -> bool:
         """True if inputs are made up for the calibration of a model whose configuration tells which."""
-        return self.calibrate is None and (self.budget is not None or self.bits is not None)
+        return self.calibrate is None and self.model is None and (self.budget is not None or self.bits is not None)
 
     @property
     def chosen(self) -> set[str]:
         """Names of the options that do not have their defaults; "calibration" also with inputs that are made up."""
         names = chosen(self)
-        if self.data is not None:
+        if self.has_data:
             return names | {"calibration", "data"}
         return names | ({"calibration"} if self.makes_up_inputs else set())
 
@@ -159,7 +195,7 @@ class CompressFlags(SaveOptions):
 
     def require_ranks(self, count: int) -> None:
         """Check the flags for a number of ranks."""
-        if count > 1 and self.data is not None and not self.offload:
+        if count > 1 and self.has_data and not self.offload:
             raise ConfigError("ranks share a calibration by files; add --offload, or start one process")
 
     def save_options(self, **changes: Any) -> SaveOptions:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -92,6 +93,8 @@ def print_written(output: Path, text: str, facts: Mapping[str, Any], left: Seque
 
 
 _MOST_LISTED = 8
+
+_WIDEST = 100_000  # columns of a table that goes to no terminal
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -260,8 +263,12 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(table: Table) -> None:
-    """Print a table on stdout."""
-    stdout.print(table)
+    """Print a table on stdout; where that is no terminal as wide as its cells, so that no name is wrapped."""
+    if stdout.is_terminal:
+        stdout.print(table)
+        return
+    room = Measurement.get(stdout, stdout.options.update(max_width=_WIDEST), table).maximum
+    Console(file=stdout.file, highlight=False, width=max(room, stdout.width)).print(table)
 
 
 def print_line(text: str) -> None:

@@ -127,8 +127,9 @@ def command(
     hidden: list[str] = []
     if form == "onnx" or (form == "folder" and summary.is_onnx):
         with compiling_notice():
-            paths = write_onnx(file, target, limits, overwrite=overwrite, as_folder=form == "folder")
-        total, form = sum(path.stat().st_size for path in paths), "onnx"
+            is_folder = form == "folder"
+            paths = write_onnx(file, target, limits, overwrite=overwrite, as_folder=is_folder, hidden=hidden.extend)
+        total, form = sum(path.stat().st_size for path in paths if path.exists()), "onnx"
         what = f"a file, {ONNX.name}" if len(paths) == 1 else f"{len(paths)} files, {ONNX.name} and its external data"
     elif form == "folder":
         target = require_output_folder(target, overwrite=True)  # write_folder looks at what is there
@@ -164,8 +165,6 @@ def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Seq
 
     Args:
         file: the .birdie file.
-        summary: of the file.
-        form: of the output.
         link: name of the file whose checkpoint it is, of a link of a chain.
     """
     from birdie.artifact import Reader

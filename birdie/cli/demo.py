@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_notice, log, log_file, print_json, print_line, print_table, progress_bar
+from birdie.cli.console import Json, compiling_notice, log, log_file, print_json, print_line, print_table
 from birdie.cli.prepare import prepare_with_bar
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
@@ -63,13 +63,13 @@ def command(
     parse_size(budget)
     if not seconds > 0:
         raise ConfigError(f"--seconds is {seconds}; give a positive number of seconds")
-    from birdie.cli.train import calibrate, follow, run_json
-    from birdie.gpt.run.evaluation import evaluate
+    from birdie.cli.train import compressed, follow, run_json, scored
     from birdie.gpt.run.pipeline import Run
     from birdie.gpt.run.run_folder import require_run_folder
     from birdie.gpt.score.request import EvaluationRequest
     from birdie.system.context import Context
     from birdie.system.device import choose_device
+    from birdie.system.distributed import World
     from birdie.system.files import write_bytes
 
     data = folder / "data"
@@ -87,11 +87,8 @@ def command(
                 f"only {last.step:,} steps in {seconds:g} s, too few for a good model; a quieter machine, or a larger "
                 "--seconds, gives more"
             )
-        calibrate(run)
-        with progress_bar("compressing", "tensors") as update:
-            summary = run.export(progress=update)
-        with progress_bar("scoring the file", "tokens") as update:
-            result = evaluate(summary.path, EvaluationRequest(device=device), progress=update)
+        summary = compressed(run)
+        result = scored(Path(summary.path), EvaluationRequest(device=device), World(), "scoring the file")
         answer = run_json(run, last, summary, result)
         write_bytes(run.folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
     float_bytes, int8_bytes, int8_bpb = _baselines(run)

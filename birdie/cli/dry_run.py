@@ -59,5 +59,5 @@ def _setting(flags: "CompressFlags") -> str:
     scheme: Any = flags.scheme
     texts = [scheme] if isinstance(scheme, str) else [f"{pattern}={spec}" for pattern, spec in scheme or ()]
     sizes = [] if flags.budget is None else [f"--budget {flags.budget}"]
-    sizes += [] if flags.bits is None else [f"--bits {flags.bits:g}"]
+    sizes += [] if flags.bits is None else [f"--bits {flags.target.bits:g}"]
     return " ".join([*sizes, *(f"--scheme {text}" for text in texts)])

@@ -163,13 +163,13 @@ def command(
                 raise KeyboardInterrupt
             path = folder / "model.birdie"
             summaries: list[Summary] = []
-            run_on_main(world, device, lambda: summaries.append(_compressed(work)))
+            run_on_main(world, device, lambda: summaries.append(compressed(work)))
             plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
-            result = _scored(path, plain_windows, world, "scoring the file")
+            result = scored(path, plain_windows, world, "scoring the file")
             by_recipe = None
             if recipe.scores_twice:
                 request = EvaluationRequest(device=recipe.device)
-                by_recipe = _scored(path, request, world, "scoring with [evaluation]")
+                by_recipe = scored(path, request, world, "scoring with [evaluation]")
             if not world.is_main:
                 return
             answer = run_json(work, last, summaries[0], result, by_recipe)
@@ -183,14 +183,16 @@ def command(
         print_line(f"artifact: {path}")
 
 
-def _compressed(work: "Run") -> Summary:
+def compressed(work: "Run") -> Summary:
     """Calibrate, if the recipe does, and write the artifact."""
-    calibrate(work)
+    if work.recipe.calibration.data != "none":
+        with progress_bar("calibrating", "tokens") as update:
+            work.calibrate(update)
     with progress_bar("compressing", "tensors") as update:
         return work.export(progress=update)
 
 
-def _scored(path: Path, request: EvaluationRequest, world: "World", title: str) -> "Evaluation":
+def scored(path: Path, request: EvaluationRequest, world: "World", title: str) -> "Evaluation":
     """Score the artifact; all ranks share the work, and rank 0 shows it."""
     from birdie.gpt.run.evaluation import evaluate
 
@@ -256,13 +258,6 @@ def _log_event(event: "Event", work: "Run", update: Callable[[float, float | Non
             f"{event.train_tokens:,} training tokens in {event.dataset}"
             + (f", resumed at step {event.resumed_at}" if event.resumed_at else "")
         )
-
-
-def calibrate(work: "Run") -> None:
-    """Calibrate with a progress bar, if the recipe asks for it."""
-    if work.recipe.calibration.data != "none":
-        with progress_bar("calibrating", "tokens") as update:
-            work.calibrate(update)
 
 
 def run_json(

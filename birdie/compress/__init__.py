@@ -5,18 +5,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from birdie.compress.calibration.calibrate import Where as Where
     from birdie.compress.calibration.calibrate import calibrate_module as calibrate_module
-    from birdie.compress.calibration.kl import kl as kl
+    from birdie.compress.calibration.own_model import SUFFIXES as SUFFIXES
+    from birdie.compress.calibration.own_model import calibrate_own as calibrate_own
+    from birdie.compress.calibration.own_model import inputs_in as inputs_in
     from birdie.compress.calibration.result import CalibrationResult as CalibrationResult
     from birdie.compress.filling import fill as fill
-    from birdie.compress.rate.assignment import assign as assign
     from birdie.compress.rate.assignment import match as match
     from birdie.compress.rate.assignment import parse_rules as parse_rules
-    from birdie.compress.rate.copies import merge_copies as merge_copies
-    from birdie.compress.rate.encoding import Encoder as Encoder
-    from birdie.compress.rate.encoding import Meter as Meter
-    from birdie.compress.rate.fit import fit as fit
-    from birdie.compress.rate.groups import group_tiny_tensors as group_tiny_tensors
-    from birdie.compress.rate.target import Target as Target
     from birdie.compress.rate.target import parse_size as parse_size
     from birdie.compress.registry import decoder as decoder
     from birdie.compress.registry import parse_spec as parse_spec
@@ -25,8 +20,6 @@ if TYPE_CHECKING:
     from birdie.compress.schemes.grid import Grid as Grid
     from birdie.compress.schemes.grid import quantiles as quantiles
     from birdie.compress.small_tensors import can_quantize as can_quantize
-    from birdie.compress.state import ModelState as ModelState
-    from birdie.compress.state import keys_of as keys_of
 else:
     from birdie.system.door import door
 

@@ -20,23 +20,17 @@ from birdie.entropy.hints import Effort, Hints, Stream
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A tensor whose integers are coded: all that a file holds of it.
+    """A tensor whose integers are coded: all that a file holds of it."""
 
-    Attributes:
-        scheme, shape, dtype, params: as of `Encoded`.
-        streams: coded, in the order of the decoder's layout.
-        crc: CRC-32 of their payloads, one after the other, if it is known.
-        parts: coded parts of a tensor that is cut (`Blocks`), which has no streams then.
-        encoded: its integers, where these are kept because the tensor will be decoded soon.
-    """
-
+    # scheme, shape, dtype, params: as of `Encoded`
     scheme: str
     shape: Shape
     dtype: torch.dtype
     params: Parameters
-    streams: tuple[Stream, ...]
-    crc: int | None = None
-    parts: tuple["Coded", ...] = ()
+    streams: tuple[Stream, ...]  # coded, in the order of the decoder's layout
+    crc: int | None = None  # CRC-32 of their payloads, one after the other, if it is known
+    parts: tuple["Coded", ...] = ()  # coded parts of a tensor that is cut (`Blocks`), which has no streams then
+    # its integers, where these are kept because the tensor will be decoded soon
     encoded: Encoded | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -65,7 +65,6 @@ def _follow(lines: Lines, precision: float) -> bool:
     """Return whether most lines, (lines, points), that vary at all are predictable.
 
     Args:
-        lines: of any numbers.
         precision: relative, of the dtype in which they were computed or stored.
     """
     used = lines[(lines != 0).any(axis=1)]

@@ -37,21 +37,13 @@ _RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Facts that a module tells of its tensors, by their names in the state dict, or a graph (checkpoints.onnx_roles).
+    """Facts that a module, or a graph (checkpoints.onnx_roles), tells of its tensors, by their names."""
 
-    Attributes:
-        buffers: of the module, but for those that are tied to a parameter.
-        factors: buffers that are a part of a weight, or a mask of it.
-        trained: parameters that require a gradient.
-        layers: weights and biases of torch's own layers.
-        embeddings: tables that are looked up.
-    """
-
-    buffers: frozenset[str] = frozenset()
-    factors: frozenset[str] = frozenset()
-    trained: frozenset[str] = frozenset()
-    layers: frozenset[str] = frozenset()
-    embeddings: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()  # of the module, but for those that are tied to a parameter
+    factors: frozenset[str] = frozenset()  # buffers that are a part of a weight, or a mask of it
+    trained: frozenset[str] = frozenset()  # parameters that require a gradient
+    layers: frozenset[str] = frozenset()  # weights and biases of torch's own layers
+    embeddings: frozenset[str] = frozenset()  # tables that are looked up
 
     @classmethod
     def of(cls, module: nn.Module, ties: Mapping[str, str], factors: Collection[str]) -> "Roles":
@@ -89,14 +81,10 @@ def _is_torch_layer(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Names of tensors of floats that are no weights, or may be none.
+    """Names of tensors of floats that are no weights, or may be none."""
 
-    Attributes:
-        names: those that must keep every bit.
-        doubtful: vectors that are a parameter of a layer, or a table of frequencies, phases or energies.
-    """
-
-    names: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()  # those that must keep every bit
+    # vectors that are a parameter of a layer, or a table of frequencies, phases or energies
     doubtful: frozenset[str] = frozenset()
 
 

@@ -34,7 +34,6 @@ def inner_decoder(name: str, *, by_rows: bool = False) -> Decoder | None:
     """Return the decoder of a scheme that may be inside another one; None if it may not.
 
     Args:
-        name: of the scheme.
         by_rows: whether the outer scheme decodes some rows at a time.
     """
     decoder = decoders().get(name)

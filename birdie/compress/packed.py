@@ -42,26 +42,18 @@ _SIDE = 8  # rows and columns from which floats are a matrix
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """A matrix of codes.
+    """A matrix of codes."""
 
-    Attributes:
-        information: bytes that the codes can tell.
-        values: different codes that there can be, about.
-        count: of the codes.
-        fills: whether they use the bits of their dtype, as packed codes do, or are 8-bit floats.
-    """
-
-    information: float
-    values: int
-    count: int
-    fills: bool
+    information: float  # bytes that the codes can tell
+    values: int  # different codes that there can be, about
+    count: int  # of the codes
+    fills: bool  # whether they use the bits of their dtype, as packed codes do, or are 8-bit floats
 
 
 def packed_names(tensors: Mapping[str, Tensor], trained: Collection[str] = ()) -> frozenset[str]:
     """Return the names of floats that say what the codes of a quantized matrix stand for.
 
     Args:
-        tensors: of a model.
         trained: names of parameters that require a gradient, which are weights whatever is beside them.
     """
     owners: dict[str, _Codes] = {}

@@ -29,17 +29,12 @@ _DELICATE = 2.0  # times the change of a weight by its own rounding
 
 @dataclass(frozen=True, slots=True)
 class Parametrized:
-    """Tensors of a module's parametrizations.
+    """Tensors of a module's parametrizations."""
 
-    Attributes:
-        rebased: name → other values that give the same weight.
-        exact: names of parameters whose rounding changes a weight far more than its own.
-        factors: names of buffers whose rounding does not.
-    """
-
-    rebased: dict[str, Tensor] = field(default_factory=dict)
+    rebased: dict[str, Tensor] = field(default_factory=dict)  # name → other values that give the same weight
+    # names of parameters whose rounding changes a weight far more than its own
     exact: set[str] = field(default_factory=set)
-    factors: set[str] = field(default_factory=set)
+    factors: set[str] = field(default_factory=set)  # names of buffers whose rounding does not
 
     @classmethod
     def of(cls, module: nn.Module, *, rebase: bool) -> "Parametrized":

@@ -77,24 +77,16 @@ _DUST = 1e-60  # energy of a row that quantizes to zeros
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Assumptions for one kind of weight.
+    """Assumptions for one kind of weight."""
 
-    Attributes:
-        importance: of a relative error of a layer of `USUAL` weights.
-        size: exponent by which the weights of a layer of more elements count less: at 0 a relative error of a layer
-            costs as much as it has weights, at 1 it costs the same in every layer.
-        gate: exponent by which the weights of a layer below `GATE` elements count more.
-        by_row: how far a row counts by its own energy (1) or by that of the typical row (0).
-        tap_correlation: of inputs one tap apart.
-        shared: square of the inputs' mean, in variances.
-    """
-
-    importance: float = 1.0
+    importance: float = 1.0  # of a relative error of a layer of `USUAL` weights
+    # exponent by which the weights of a layer of more elements count less: at 0 a relative error of a layer costs as
+    # much as it has weights, at 1 it costs the same in every layer
     size: float = 0.0
-    gate: float = 0.0
-    by_row: float = 0.0
-    tap_correlation: float = 0.0
-    shared: float = 0.0
+    gate: float = 0.0  # exponent by which the weights of a layer below `GATE` elements count more
+    by_row: float = 0.0  # how far a row counts by its own energy (1) or by that of the typical row (0)
+    tap_correlation: float = 0.0  # of inputs one tap apart
+    shared: float = 0.0  # square of the inputs' mean, in variances
 
 
 KINDS = {
@@ -217,18 +209,12 @@ def prior(
 
 @dataclass(frozen=True, slots=True)
 class _Assumed:
-    """Assumptions about one weight.
+    """Assumptions about one weight."""
 
-    Attributes:
-        rows: (rows,), relative costs of an error in a row.
-        taps: covariance of the inputs.
-        importance: by which `rows` is multiplied, if its kind is right.
-        costs: (matrices,), of integers per row, whose errors are in proportion to the largest weight of a row.
-    """
-
-    rows: NDArray[np.float64]
-    taps: TapCovariance | None
-    importance: float
+    rows: NDArray[np.float64]  # (rows,), relative costs of an error in a row
+    taps: TapCovariance | None  # covariance of the inputs
+    importance: float  # by which `rows` is multiplied, if its kind is right
+    # (matrices,), of integers per row, whose errors are in proportion to the largest weight of a row
     costs: NDArray[np.float64]
 
 
@@ -300,7 +286,6 @@ def equalized(rows: NDArray[Any], scales: NDArray[np.float64] | None) -> NDArray
     """Return rows (rows, columns) without columns of other scales, which may hold dust; rows of nothing else, divided.
 
     Args:
-        rows: of a weight.
         scales: (columns,) scales of columns, 1 for those that are alike; None: all are.
     """
     if scales is None:

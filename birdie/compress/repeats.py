@@ -37,17 +37,12 @@ _MATCH, _EXPECTED, _NEW = 4.0, 1.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Parse:
-    """A tensor's words as literals and matches.
+    """A tensor's words as literals and matches."""
 
-    Attributes:
-        literals: positions of words that are no part of a match, rising.
-        counts: literals before each match; lengths: its words; distances: how many words before they stand.
-    """
-
-    literals: Numbers
-    counts: Numbers
-    lengths: Numbers
-    distances: Numbers
+    literals: Numbers  # positions of words that are no part of a match, rising
+    counts: Numbers  # literals before each match
+    lengths: Numbers  # its words
+    distances: Numbers  # how many words before they stand
 
 
 def may_repeat(words: Words, *, singles: bool = True) -> bool:

@@ -89,8 +89,8 @@ def row_blocks(weight: Tensor) -> list[slice]:
     rows, columns = rows_columns(tuple(weight.shape))
     if weight.ndim < 2 or weight.numel() <= LARGE:
         return [slice(None)]
-    unit = next((unit for unit in (tile_rows(columns), chunk_rows(columns)) if unit * columns <= _BLOCK), 1)
-    height = max(1, _BLOCK // columns // unit) * unit
+    tile = next((tile for tile in (tile_rows(columns), chunk_rows(columns)) if tile * columns <= _BLOCK), 1)
+    height = max(1, _BLOCK // columns // tile) * tile
     starts = range(0, max(1, rows - height // 2), height)
     return [slice(start, rows if start == starts[-1] else start + height) for start in starts]
 
@@ -100,7 +100,6 @@ def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> 
 
     Args:
         weight: the tensor; a stack as one matrix (`as_matrix`).
-        shape: of the tensor itself.
         by_rows: whether rows are encoded without regard to others, so that large tensors are cut; vectors likewise.
     """
     if weight.ndim == 1 and weight.numel() > LARGE and by_rows:  # as optimizers and sharded models keep them

@@ -49,20 +49,14 @@ _MOST_FACTOR = 127  # largest one, as an odd integer times a power of two
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A tensor as levels and scales.
+    """A tensor as levels and scales."""
 
-    Attributes:
-        height, width: of a block, rows and columns.
-        symbols: (rows, columns), index of the level of each element.
-        levels: (k,) float32, rising; −0.0 is below 0.0.
-        scales: one of each block, (rows of blocks, columns of blocks) float32.
-    """
-
+    # height, width: of a block, rows and columns
     height: int
     width: int
-    symbols: NDArray[np.integer[Any]]
-    levels: NDArray[np.float32]
-    scales: NDArray[np.float32]
+    symbols: NDArray[np.integer[Any]]  # (rows, columns), index of the level of each element
+    levels: NDArray[np.float32]  # (k,) float32, rising; −0.0 is below 0.0
+    scales: NDArray[np.float32]  # one of each block, (rows of blocks, columns of blocks) float32
 
     @property
     def has_integers(self) -> bool:

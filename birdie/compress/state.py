@@ -95,15 +95,10 @@ def embeddings_of(module: nn.Module) -> set[str]:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class EncodedState:
-    """The tensors of a model after encoding.
+    """The tensors of a model after encoding."""
 
-    Attributes:
-        tensors: name → encoded tensor, coded or not, tied ones once.
-        ties: second name → first name.
-    """
-
-    tensors: Mapping[str, Quantized]
-    ties: Mapping[str, str]
+    tensors: Mapping[str, Quantized]  # name → encoded tensor, coded or not, tied ones once
+    ties: Mapping[str, str]  # second name → first name
 
     def decode(self, workers: int | None = None) -> dict[str, Tensor]:
         """Return the tensors that a file of this state decodes to, tied ones under each of their names."""
@@ -148,7 +143,6 @@ def is_extra(name: Any, item: Any, of_module: bool) -> bool:
     """Return whether an item of a state dict is extra state of a module (`get_extra_state`), and no weight.
 
     Args:
-        name, item: of the state dict.
         of_module: it is that of a module, so whatever is no tensor is extra state.
     """
     named = isinstance(name, str) and name.rpartition(".")[2] == EXTRA_STATE

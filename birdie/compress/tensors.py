@@ -175,13 +175,9 @@ def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
     return np.where(np.abs(rows) < limit, np.float32(0), rows) if _has_dust(rows, limit) else rows
 
 
-@njit(nogil=True, cache=True, _nrt=False)
-def _has_dust(rows, limit):  # type: ignore[no-untyped-def]
-    for i in range(rows.shape[0]):
-        for value in rows[i]:
-            if value != 0 and -limit < value < limit:
-                return True
-    return False
+def _has_dust(rows: NDArray[np.float32], limit: np.float32) -> bool:
+    parts = (rows[block] for block in blocks(*rows.shape))
+    return any(bool(((np.abs(part) < limit) & (part != 0)).any()) for part in parts)
 
 
 def rows_are_apart(rows: NDArray[np.float32]) -> bool:

@@ -147,7 +147,6 @@ def near(weight: Tensor, base: Tensor, *inner: Encoded) -> Encoded:
 
     Args:
         weight: of whose shape and dtype the sum is.
-        base: of the same.
         inner: float32.
     """
     rank = inner[0].shape[0] if len(inner) == 2 else 0

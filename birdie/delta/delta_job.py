@@ -33,13 +33,9 @@ _FAR_SMALLER = 8  # times that all of a difference must be smaller than a small 
 
 @dataclass(frozen=True, slots=True)
 class Delta(Numbers):
-    """The differences of a tensor to another, its base; to the last bit with a lossless scheme.
+    """The differences of a tensor to another, its base; to the last bit with a lossless scheme."""
 
-    Attributes:
-        base: elements → these of the base.
-    """
-
-    base: Callable[[slice], Tensor]
+    base: Callable[[slice], Tensor]  # elements → these of the base
 
     @property
     def is_delta(self) -> bool:
@@ -71,17 +67,11 @@ class Delta(Numbers):
 
 @dataclass(frozen=True, slots=True)
 class DeltaJob(Job):
-    """A tensor that is encoded as its difference to another.
+    """A tensor that is encoded as its difference to another."""
 
-    Attributes:
-        numbers: the differences.
-        job: that encodes them as if they were the tensor.
-        components: of the differences, if they may be stored as a product.
-    """
-
-    numbers: Delta
-    job: Alone
-    components: Callable[[], Components] | None = None
+    numbers: Delta  # the differences
+    job: Alone  # that encodes them as if they were the tensor
+    components: Callable[[], Components] | None = None  # of the differences, if they may be stored as a product
 
     @classmethod
     def of(cls, job: Alone) -> "DeltaJob":
@@ -122,7 +112,7 @@ class DeltaJob(Job):
         def direct() -> Encoded:
             return job.encode_values(values, rows, exponent, draft=False)
 
-        scale = 2.0 ** (exponent + job.unit)
+        scale = 2.0 ** (exponent + job.mean_log_deviation)
         return cheaper(self.name, weight, base, values, direct, self.components(), job.own_trellis, scale)
 
     def key(self, rows: slice, exponent: float) -> str:
@@ -178,10 +168,6 @@ def pays(weight: Tensor, base: Tensor) -> bool:
 
     The moments of an optimizer change by as much as they are large: of 12 million numbers of AdamW, 20 steps apart, the
     sample saves a quarter of the time to encode, and the bytes are the same.
-
-    Args:
-        weight: the tensor.
-        base: of the checkpoint before.
     """
     if weight.numel() != base.numel() or weight.dtype != base.dtype:
         return False

@@ -45,17 +45,11 @@ _Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of the squared error of a matrix: ½ Σ rows(i) ‖E(i, ·) root‖².
+    """Weights of the squared error of a matrix: ½ Σ rows(i) ‖E(i, ·) root‖²."""
 
-    Attributes:
-        rows: (rows,), positive.
-        root: lower triangular root of the inputs' covariance, or of its diagonal; None for the identity.
-        sensitivity: as it was known.
-    """
-
-    rows: _Matrix
-    root: _Matrix | None
-    sensitivity: Sensitivity
+    rows: _Matrix  # (rows,), positive
+    root: _Matrix | None  # lower triangular root of the inputs' covariance, or of its diagonal; None for the identity
+    sensitivity: Sensitivity  # as it was known
 
     @classmethod
     def of(cls, sensitivity: Sensitivity | None, row_weight: _Matrix) -> "Weights":
@@ -91,18 +85,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """Components of a difference, the largest first: difference ≈ Σ left(k) ⊗ right(k).
+    """Components of a difference, the largest first: difference ≈ Σ left(k) ⊗ right(k)."""
 
-    Attributes:
-        left, right: (components, rows), (components, columns).
-        sizes: of each, weighted; falling.
-        weights: by which they were found.
-    """
-
+    # left, right: (components, rows), (components, columns)
     left: _Matrix
     right: _Matrix
-    sizes: _Matrix
-    weights: Weights
+    sizes: _Matrix  # of each, weighted; falling
+    weights: Weights  # by which they were found
 
     @classmethod
     def of(cls, difference: NDArray[np.float32], weights: Weights) -> "Components":
@@ -159,11 +148,9 @@ def cheaper(
 
     Args:
         name: for error messages.
-        weight: of which the difference is stored.
         base: of its shape and dtype.
         difference: of the two, float32.
         direct: returns the encoded difference, at `scale`, which takes most of the time.
-        components: of the difference.
         trellis: for the factors.
         scale: of a weight whose row and column have Fisher information 1.
     """

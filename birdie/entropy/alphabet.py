@@ -28,17 +28,11 @@ _KIND, _LOW, _STEP, _SIZE, _GAP = 0, 1, 2, 3, 4  # contexts of the side informat
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """A mapping between values and symbols.
+    """A mapping between values and symbols."""
 
-    Attributes:
-        kind: AFFINE, LISTED or SPLIT.
-        values: value of each symbol (size,), rising; of a split alphabet the tokens themselves.
-        center: of a split alphabet, the value that is number 0: the median.
-    """
-
-    kind: int
-    values: NDArray[np.int64]
-    center: int = 0
+    kind: int  # AFFINE, LISTED or SPLIT
+    values: NDArray[np.int64]  # value of each symbol (size,), rising; of a split alphabet the tokens themselves
+    center: int = 0  # of a split alphabet, the value that is number 0: the median
 
     @property
     def size(self) -> int:
@@ -106,10 +100,8 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
 
 def zero_symbol(alphabet: Alphabet, symbols: Symbols) -> int:
     """Return the symbol that magnitudes are counted from: that of the value 0, or the median if it lies elsewhere."""
-    some = np.ascontiguousarray(symbols[:: max(1, symbols.size // _MEDIAN_SAMPLE)])
-    counts = np.zeros(int(some.max()) + 1, np.int64)
-    _count(some.ravel(), counts)
-    median = int(np.searchsorted(np.cumsum(counts), some.size // 2, side="right"))
+    some = symbols[:: max(1, symbols.size // _MEDIAN_SAMPLE)].ravel()
+    median = int(np.searchsorted(np.cumsum(np.bincount(some)), some.size // 2, side="right"))
     nearest = int(np.abs(alphabet.values).argmin())
     return nearest if abs(nearest - median) <= alphabet.size // 8 else median
 
@@ -165,12 +157,6 @@ def _subtract(words, low, mask, offsets, counts):  # type: ignore[no-untyped-def
         offset = np.uint16((np.uint64(words[index]) - low) & mask)
         offsets[index] = offset
         counts[offset] += 1
-
-
-@njit(nogil=True, cache=True, _nrt=False)
-def _count(symbols, counts):  # type: ignore[no-untyped-def]
-    for symbol in symbols:
-        counts[symbol] += 1
 
 
 @njit(nogil=True, cache=True, _nrt=False)

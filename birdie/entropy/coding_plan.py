@@ -31,23 +31,15 @@ _PREDICTION_SHARE = 0.995  # prediction must save so much of the bits: it decode
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to code the symbols.
+    """One way to code the symbols."""
 
-    Attributes:
-        symbols: (rows, columns) in scan order, residuals if there is a prediction.
-        columns_first: the array was transposed.
-        predictor: the prediction that was subtracted, or None.
-        classes: class of each row.
-        counts: (tables, size) histogram of each class; if `odd`, two for each: for even and for odd states.
-        odd: None, or (rows, columns) 1 for a symbol in an odd state of the trellis.
-    """
-
-    symbols: Symbols
-    columns_first: bool
-    predictor: Prediction | None
-    classes: NDArray[np.uint8]
+    symbols: Symbols  # (rows, columns) in scan order, residuals if there is a prediction
+    columns_first: bool  # the array was transposed
+    predictor: Prediction | None  # the prediction that was subtracted, or None
+    classes: NDArray[np.uint8]  # class of each row
+    # (tables, size) histogram of each class; if `odd`, two for each: for even and for odd states
     counts: NDArray[np.int64]
-    odd: NDArray[np.uint8] | None
+    odd: NDArray[np.uint8] | None  # None, or (rows, columns) 1 for a symbol in an odd state of the trellis
 
     def bits(self) -> float:
         """Return about the bits that it takes, without tables."""
@@ -69,22 +61,14 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class CodingPlan:
-    """A way with its tables.
+    """A way with its tables."""
 
-    Attributes:
-        alphabet: of the symbols.
-        zero: the symbol that predictions count from.
-        tables: in the order of the way's histograms.
-        precision: log2 of the number of slots of a table.
-        bits: that everything takes.
-    """
-
-    alphabet: Alphabet
-    zero: int
+    alphabet: Alphabet  # of the symbols
+    zero: int  # the symbol that predictions count from
     way: Way
-    tables: tuple[frequency_tables.Description, ...]
-    precision: int
-    bits: float
+    tables: tuple[frequency_tables.Description, ...]  # in the order of the way's histograms
+    precision: int  # log2 of the number of slots of a table
+    bits: float  # that everything takes
 
 
 def estimate(values: NDArray[np.integer], states: int = 1) -> tuple[float, float]:

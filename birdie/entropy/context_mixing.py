@@ -61,26 +61,19 @@ class Model:
 
     A row starts at the scale of the other rows, and that prior knowledge counts as much as a number of symbols of its
     own: the pseudo-count. Columns likewise.
-
-    Attributes:
-        size: symbols are 0 … size - 1, 2 ≤ size ≤ MAX_SIZE.
-        zero: the symbol magnitudes are counted from.
-        scale: 16 · log2 of the mean magnitude in 1/64 symbols, 0 … 383.
-        prior: the distribution of symbols of a known scale (`mixing_tables.GAUSSIAN`, …).
-        row_log_pseudo_count, column_log_pseudo_count: log2 of the pseudo-counts, 0 … MAX_LOG_PSEUDO_COUNT.
-        states: states of the trellis whose paths run down the columns, minus so many of one along the rows, 1 for none.
-            In odd states symbols stand for half a step more, and have counters of their own.
-        parity: 0 or 1 for each symbol, the parity of its value; empty for none.
     """
 
-    size: int
-    zero: int
-    scale: int
-    prior: int
+    size: int  # symbols are 0 … size - 1, 2 ≤ size ≤ MAX_SIZE
+    zero: int  # the symbol magnitudes are counted from
+    scale: int  # 16 · log2 of the mean magnitude in 1/64 symbols, 0 … 383
+    prior: int  # the distribution of symbols of a known scale (`mixing_tables.GAUSSIAN`, …)
+    # row_log_pseudo_count, column_log_pseudo_count: log2 of the pseudo-counts, 0 … MAX_LOG_PSEUDO_COUNT
     row_log_pseudo_count: int
     column_log_pseudo_count: int
+    # states of the trellis whose paths run down the columns, minus so many of one along the rows, 1 for none. In odd
+    # states symbols stand for half a step more, and have counters of their own
     states: int = 1
-    parity: bytes = b""
+    parity: bytes = b""  # 0 or 1 for each symbol, the parity of its value; empty for none
 
 
 def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
@@ -109,90 +102,61 @@ def masses(model: Model) -> NDArray[np.int64]:
 
 
 class Tree(NamedTuple):
-    """Binarization of the symbols; nodes are numbered breadth first.
+    """Binarization of the symbols; nodes are numbered breadth first."""
 
-    Attributes:
-        split: (nodes,) the last symbol of the left side: the bit is 1 for symbols above it.
-        children: (2 · nodes,) at 2 · node + bit the next node, or -1 - symbol.
-        sets: (nodes,) the weight set of the first mixer, and the APM.
-    """
-
-    split: NDArray[np.int32]
-    children: NDArray[np.int32]
-    sets: NDArray[np.uint64]
+    split: NDArray[np.int32]  # (nodes,) the last symbol of the left side: the bit is 1 for symbols above it
+    children: NDArray[np.int32]  # (2 · nodes,) at 2 · node + bit the next node, or -1 - symbol
+    sets: NDArray[np.uint64]  # (nodes,) the weight set of the first mixer, and the APM
 
 
 class Predictor(NamedTuple):
-    """Everything that learns from each bit, and the tables it needs.
+    """Everything that learns from each bit, and the tables it needs."""
 
-    Attributes:
-        counters: (contexts · trellis parities · nodes,) a probability of 22 bits over a count of 10 bits.
-        priors: (fine buckets · trellis parities · nodes,) logit of a 1 under the prior at that scale; never changes.
-        weights: (2 · _SETS · _INPUTS,) of both mixers, in 1/65,536.
-        apm: (_SETS, _APM_BUCKETS) a probability of 16 bits over a count of 16 bits.
-        squash, stretch, adaptation: those of `mixing_tables.Tables`.
-    """
-
+    # (contexts · trellis parities · nodes,) a probability of 22 bits over a count of 10 bits
     counters: NDArray[np.uint32]
+    # (fine buckets · trellis parities · nodes,) logit of a 1 under the prior at that scale; never changes
     priors: NDArray[np.int32]
-    weights: NDArray[np.int32]
-    apm: NDArray[np.uint32]
+    weights: NDArray[np.int32]  # (2 · _SETS · _INPUTS,) of both mixers, in 1/65,536
+    apm: NDArray[np.uint32]  # (_SETS, _APM_BUCKETS) a probability of 16 bits over a count of 16 bits
+    # squash, stretch, adaptation: those of `mixing_tables.Tables`
     squash: NDArray[np.int32]
     stretch: NDArray[np.int32]
     adaptation: NDArray[np.int64]
 
 
 class Scales(NamedTuple):
-    """Local scales, which learn from each row. An energy is a mean square, in 1/64 of a squared symbol.
+    """Local scales, which learn from each row. An energy is a mean square, in 1/64 of a squared symbol."""
 
-    Attributes:
-        slow, fast: (columns,) energy of each column; the second adapts faster.
-        slow_scale, fast_scale: (columns,) the same as scales, counted from `base`.
-        magnitudes: (columns,) of the latest symbol of each column, in half symbols.
-        region: (columns,) the first context of the regions that the column crosses.
-        log2: that of `mixing_tables.Tables`.
-        base: the scale of fine bucket 0.
-        mean: the mean magnitude of the model, in 1/64 symbols.
-        cap: magnitude in half symbols above which a symbol tells no more about scale.
-        zero: the symbol magnitudes are counted from.
-        row_pseudo_count, column_pseudo_count: see `Model`.
-        mask: column j has entry j & mask of slow, fast and their scales.
-        nodes: nodes of the tree.
-        stride: counters of one context.
-    """
-
+    # slow, fast: (columns,) energy of each column; the second adapts faster
     slow: NDArray[np.int64]
     fast: NDArray[np.int64]
+    # slow_scale, fast_scale: (columns,) the same as scales, counted from `base`
     slow_scale: NDArray[np.int64]
     fast_scale: NDArray[np.int64]
-    magnitudes: NDArray[np.int64]
-    region: NDArray[np.uint8]
-    log2: NDArray[np.int64]
-    base: int
-    mean: int
-    cap: int
-    zero: int
+    magnitudes: NDArray[np.int64]  # (columns,) of the latest symbol of each column, in half symbols
+    region: NDArray[np.uint8]  # (columns,) the first context of the regions that the column crosses
+    log2: NDArray[np.int64]  # that of `mixing_tables.Tables`
+    base: int  # the scale of fine bucket 0
+    mean: int  # the mean magnitude of the model, in 1/64 symbols
+    cap: int  # magnitude in half symbols above which a symbol tells no more about scale
+    zero: int  # the symbol magnitudes are counted from
+    # row_pseudo_count, column_pseudo_count: see `Model`
     row_pseudo_count: int
     column_pseudo_count: int
-    mask: int
-    nodes: int
-    stride: int
+    mask: int  # column j has entry j & mask of slow, fast and their scales
+    nodes: int  # nodes of the tree
+    stride: int  # counters of one context
 
 
 class Paths(NamedTuple):
-    """Paths through a trellis, which say for each symbol whether its state is odd.
+    """Paths through a trellis, which say for each symbol whether its state is odd."""
 
-    Attributes:
-        odd, next_state, mask: those of `trellis.Machine`.
-        parity: (size,) parity of the value of each symbol.
-        state: (columns,) the state of each path.
-    """
-
+    # odd, next_state, mask: those of `trellis.Machine`
     odd: NDArray[np.uint8]
     next_state: NDArray[np.uint8]
     mask: int
-    parity: NDArray[np.uint8]
-    state: NDArray[np.uint8]
+    parity: NDArray[np.uint8]  # (size,) parity of the value of each symbol
+    state: NDArray[np.uint8]  # (columns,) the state of each path
 
 
 def _initial_state(model: Model, rows: int, columns: int) -> tuple[Tree, Predictor, Scales, Paths]:
@@ -337,7 +301,6 @@ def _set_contexts(start, scales, column, band, row_sum, expected_sum, row_scale,
 
     Args:
         row_sum, expected_sum: sums over the row so far, of its symbols and of the energies of their columns.
-        row_scale: the scale of recent rows.
         left, left2: magnitudes of the two symbols before, in half symbols.
 
     Returns:

@@ -131,17 +131,12 @@ def _encode(changes: Integers, known: "_Given", middle: int, scale: int) -> Word
 
 
 class _Given(NamedTuple):
-    """Facts that the words of a base tell.
+    """Facts that the words of a base tell."""
 
-    Attributes:
-        levels: (rows, columns) the exponent of each float, 1 for those below the normal ones, which lie as close.
-        negative: (rows, columns) 1 for a sign bit.
-        width: bits of a word.
-    """
-
+    # (rows, columns) the exponent of each float, 1 for those below the normal ones, which lie as close
     levels: NDArray[np.uint16]
-    negative: NDArray[np.uint8]
-    width: int
+    negative: NDArray[np.uint8]  # (rows, columns) 1 for a sign bit
+    width: int  # bits of a word
 
     @classmethod
     def of(cls, words: Bits, fmt: str) -> "_Given":
@@ -178,24 +173,18 @@ def _from_ordered(values: Integers, fmt: str, dtype: np.dtype[np.unsignedinteger
 
 
 class _DeltaState(NamedTuple):
-    """State that a chunk starts from, and tables.
+    """State that a chunk starts from, and tables."""
 
-    Attributes:
-        counters, signs: (contexts,) of `context_mixing`, of decisions about lengths and about signs.
-        weights, sign_weights: of the mixers.
-        columns: (4, columns) sum of the changes, last change, bias of the signs, last sign.
-        middle: the usual exponent.
-        mean: the mean change.
-        squash, stretch, adaptation, log2: those of `mixing_tables.Tables`.
-    """
-
+    # counters, signs: (contexts,) of `context_mixing`, of decisions about lengths and about signs
     counters: NDArray[np.uint32]
     signs: NDArray[np.uint32]
+    # weights, sign_weights: of the mixers
     weights: NDArray[np.int32]
     sign_weights: NDArray[np.int32]
-    columns: NDArray[np.int64]
-    middle: int
-    mean: int
+    columns: NDArray[np.int64]  # (4, columns) sum of the changes, last change, bias of the signs, last sign
+    middle: int  # the usual exponent
+    mean: int  # the mean change
+    # squash, stretch, adaptation, log2: those of `mixing_tables.Tables`
     squash: NDArray[np.int32]
     stretch: NDArray[np.int32]
     adaptation: NDArray[np.int64]

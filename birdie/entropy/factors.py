@@ -8,20 +8,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Weights are number · row · column, computed in float32 in this order, and clamped.
+    """Weights are number · row · column, computed in float32 in this order, and clamped."""
 
-    Attributes:
-        rows: (rows, groups) factors of rows, or of each group of columns of a row.
-        columns: (columns,), or empty.
-        group_size: columns that share a factor of a row.
-        halves: numbers count halves: each is doubled, and one is added in odd states of a trellis.
-        limit: largest magnitude of a weight.
-        most: largest magnitude of a number; another one is a sign of damage.
-    """
-
-    rows: NDArray[np.float32]
-    columns: NDArray[np.float32]
-    group_size: int
-    halves: bool
-    limit: float
-    most: int = 1 << 23
+    rows: NDArray[np.float32]  # (rows, groups) factors of rows, or of each group of columns of a row
+    columns: NDArray[np.float32]  # (columns,), or empty
+    group_size: int  # columns that share a factor of a row
+    halves: bool  # numbers count halves: each is doubled, and one is added in odd states of a trellis
+    limit: float  # largest magnitude of a weight
+    most: int = 1 << 23  # largest magnitude of a number; another one is a sign of damage

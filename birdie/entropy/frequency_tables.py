@@ -49,22 +49,15 @@ _CONTEXTS = np.array(
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A frequency table as the file describes it.
+    """A frequency table as the file describes it."""
 
-    Attributes:
-        low, high: first and last symbol that can occur: the support.
-        stride: knots lie 2**stride symbols apart, from `low` to the first at or past `high`.
-        coarseness: knots count 2**coarseness sixteenths of a bit.
-        knots: log frequencies, non-negative, up to a common offset.
-        spikes: (symbol, log added to it in sixteenths of a bit), symbols rising.
-    """
-
+    # low, high: first and last symbol that can occur: the support
     low: int
     high: int
-    stride: int
-    coarseness: int
-    knots: tuple[int, ...]
-    spikes: tuple[tuple[int, int], ...] = ()
+    stride: int  # knots lie 2**stride symbols apart, from `low` to the first at or past `high`
+    coarseness: int  # knots count 2**coarseness sixteenths of a bit
+    knots: tuple[int, ...]  # log frequencies, non-negative, up to a common offset
+    spikes: tuple[tuple[int, int], ...] = ()  # (symbol, log added to it in sixteenths of a bit), symbols rising
 
     def frequencies(self, size: int, precision: int) -> Counts:
         """Return integer frequencies (size,) that sum to 2**precision; zero outside the support."""
@@ -109,11 +102,6 @@ def take(reader: SideReader, classes: int, size: int, precision: int) -> Counts:
 def _scratch(size: int, precision: int) -> Counts:
     """Return the memory that `_frequencies` needs for tables of `size` symbols."""
     return np.empty(2 * size + (1 << precision) + 2, np.int64)
-
-
-def knot_count(width: int, stride: int) -> int:
-    """Return the number of knots that a support of `width` symbols needs."""
-    return ((width - 1 + (1 << stride) - 1) >> stride) + 1
 
 
 def fit(counts: Counts, precision: int, *, newton: bool = False) -> tuple[Description, float]:

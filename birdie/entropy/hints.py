@@ -38,15 +38,10 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A coded array.
+    """A coded array."""
 
-    Attributes:
-        coder: number of the coder in the file (0…255), a key of `birdie.entropy.coder.NAMES`.
-        payload: the bytes it wrote.
-    """
-
-    coder: int
-    payload: bytes
+    coder: int  # number of the coder in the file (0…255), a key of `birdie.entropy.coder.NAMES`
+    payload: bytes  # the bytes it wrote
 
     @property
     def length(self) -> int:

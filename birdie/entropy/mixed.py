@@ -28,21 +28,13 @@ _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _PSEUDO_COUNT = 5, 21, 23, 6, 7, 8, 
 
 @dataclass(frozen=True, slots=True)
 class _MixedPlan:
-    """One way to code the symbols.
+    """One way to code the symbols."""
 
-    Attributes:
-        columns_first: the array was transposed before it was scanned.
-        predictor: the prediction that was subtracted, or None.
-        zero: the symbol of zero before the prediction.
-        model: of the residuals.
-        chunks: the coded words.
-    """
-
-    columns_first: bool
-    predictor: Prediction | None
-    zero: int
-    model: Model
-    chunks: tuple[context_mixing.Words, ...]
+    columns_first: bool  # the array was transposed before it was scanned
+    predictor: Prediction | None  # the prediction that was subtracted, or None
+    zero: int  # the symbol of zero before the prediction
+    model: Model  # of the residuals
+    chunks: tuple[context_mixing.Words, ...]  # the coded words
 
     @property
     def bytes(self) -> int:

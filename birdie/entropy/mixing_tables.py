@@ -22,22 +22,15 @@ _PI = 0x3243F6A8885A308D313198A2E  # π · 2**96
 
 
 class Tables(NamedTuple):
-    """Lookup tables that do not depend on the prior.
+    """Lookup tables that do not depend on the prior."""
 
-    Attributes:
-        squash: (4096,) probability in 1/65,536 for a logit + 2,048: the logistic function.
-        stretch: (4096,) logit of a probability in 1/4,096: the inverse of squash.
-        log2: (256,) 16 · log2(1 + (2i + 1)/512), rounded: the fraction of a logarithm, from 8 bits after the leading 1.
-        power: (384,) 2**(i/16), rounded down.
-        inverse: (384,) 2**(22 - i/16), rounded down.
-        adaptation: (1024,) share in 1/65,536 by which observation n moves a running mean: 1 / (n + 1.6).
-    """
-
-    squash: NDArray[np.int32]
-    stretch: NDArray[np.int32]
+    squash: NDArray[np.int32]  # (4096,) probability in 1/65,536 for a logit + 2,048: the logistic function
+    stretch: NDArray[np.int32]  # (4096,) logit of a probability in 1/4,096: the inverse of squash
+    # (256,) 16 · log2(1 + (2i + 1)/512), rounded: the fraction of a logarithm, from 8 bits after the leading 1
     log2: NDArray[np.int64]
-    power: NDArray[np.int64]
-    inverse: NDArray[np.int64]
+    power: NDArray[np.int64]  # (384,) 2**(i/16), rounded down
+    inverse: NDArray[np.int64]  # (384,) 2**(22 - i/16), rounded down
+    # (1024,) share in 1/65,536 by which observation n moves a running mean: 1 / (n + 1.6)
     adaptation: NDArray[np.int64]
 
 

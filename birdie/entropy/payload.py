@@ -42,8 +42,6 @@ def decode_chunks(
     """Call `decode` with the index of each chunk and its words in `data`; return the tail after the last chunk.
 
     Args:
-        lengths: number of words of each chunk.
-        word_bytes: size of a word.
         threads: number of chunks that are decoded at the same time.
     """
     ends = word_bytes * np.cumsum(lengths)

@@ -48,17 +48,12 @@ class _Field:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Planes of a dtype.
+    """Planes of a dtype."""
 
-    Attributes:
-        word: bits of an element.
-        fields: the planes, the most significant one first.
-        exponent: bits (the exponent, or more) above which the sign lies, and below which it is moved first; a sign is
-            noise, and so belongs to the mantissa. 0 leaves the word as it is.
-    """
-
-    word: int
-    fields: tuple[_Field, ...]
+    word: int  # bits of an element
+    fields: tuple[_Field, ...]  # the planes, the most significant one first
+    # bits (the exponent, or more) above which the sign lies, and below which it is moved first; a sign is noise, and so
+    # belongs to the mantissa. 0 leaves the word as it is
     exponent: int = 0
 
 

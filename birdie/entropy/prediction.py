@@ -39,15 +39,10 @@ _MAX_TAPS = 8  # with a weight other than 0, per position
 
 @dataclass(frozen=True, slots=True)
 class RowPrediction:
-    """Prediction of rows from rows above and column means.
+    """Prediction of rows from rows above and column means."""
 
-    Attributes:
-        distances: (rows, REFERENCES) how many rows above each reference lies; 0 for none, and none after it.
-        weights: (rows, 1 + REFERENCES) of the column means and of each reference, in 1/ROW_UNIT.
-    """
-
-    distances: Integers
-    weights: Integers
+    distances: Integers  # (rows, REFERENCES) how many rows above each reference lies; 0 for none, and none after it
+    weights: Integers  # (rows, 1 + REFERENCES) of the column means and of each reference, in 1/ROW_UNIT
 
     def put(self, writer: SideWriter) -> None:
         """Write the prediction to the side information."""
@@ -85,15 +80,10 @@ class RowPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TapPrediction:
-    """Prediction of the weights of a convolution from their neighbors.
+    """Prediction of the weights of a convolution from their neighbors."""
 
-    Attributes:
-        kernel: height and width.
-        weights: (positions in the kernel, taps), in 1/TAP_UNIT; the taps are `tap_offsets(kernel)`.
-    """
-
-    kernel: tuple[int, int]
-    weights: Integers
+    kernel: tuple[int, int]  # height and width
+    weights: Integers  # (positions in the kernel, taps), in 1/TAP_UNIT; the taps are `tap_offsets(kernel)`
 
     def put(self, writer: SideWriter) -> None:
         """Write the prediction to the side information."""
@@ -206,8 +196,7 @@ def _fit_rows(symbols: Symbols, zero: int) -> RowPrediction:
     every = max(1, -(-rows * rows * columns // _MAX_PRODUCTS), -(-rows // 4096))
     candidates = np.arange(0, rows, every)
     predictor = RowPrediction(np.zeros((rows, REFERENCES), np.int64), np.zeros((rows, REFERENCES + 1), np.int64))
-    means = np.zeros((rows, columns), np.int64)
-    _running_means(symbols, zero, means)
+    means = _running_means(symbols.astype(np.int64) - zero)
     # Greedy: what the shared direction (about the column means) explains is projected out of all rows; then the
     # reference that explains most of the rest, then the one that explains most of what that leaves.
     shared = np.rint(values.mean(0) * 16)
@@ -358,19 +347,12 @@ def _wrap(value, size):  # type: ignore[no-untyped-def]
     return value if 0 <= value < size else value % size  # a division is slow, and rarely needed
 
 
-@inner
-def _update_mean(mean, value, row):  # type: ignore[no-untyped-def]
-    """Return the running mean of a column, in 1/256, after one more value; from 1,024 rows on it forgets slowly."""
-    return mean + ((value * 256 - mean) * (65536 // (min(row, 1023) + 1)) >> 16)
-
-
-@njit(nogil=True, cache=True, _nrt=False)
-def _running_means(symbols, zero, out):  # type: ignore[no-untyped-def]
-    rows, columns = symbols.shape
-    for row in range(1, rows):
-        for column in range(columns):
-            value = np.int64(symbols[row - 1, column]) - zero
-            out[row, column] = _update_mean(out[row - 1, column], value, row - 1)
+def _running_means(values: Integers) -> Integers:
+    """Return the mean of each column before each row, in 1/256; from 1,024 rows on it forgets slowly."""
+    means = np.zeros_like(values)
+    for row, value in enumerate(values[:-1]):
+        means[row + 1] = means[row] + ((value * 256 - means[row]) * (65536 // (min(row, 1023) + 1)) >> 16)
+    return means
 
 
 @njit(nogil=True, cache=True, _nrt=False)
@@ -383,6 +365,7 @@ def _predict_rows(symbols, residuals, distances, weights, means, zero, size, add
         mean_weight = weights[row, 0]
         one = weights[row, 1] * 256 if first < row else 0
         two = weights[row, 2] * 256 if second < row else 0
+        pace = 65536 // ((row if row < 1023 else 1023) + 1)  # of the means, as in `_running_means`
         for column in range(columns):
             predicted = mean_weight * means[column]
             predicted += one * (np.int64(symbols[first, column]) - zero) if one else 0
@@ -392,7 +375,8 @@ def _predict_rows(symbols, residuals, distances, weights, means, zero, size, add
                 symbols[row, column] = _wrap(np.int64(residuals[row, column]) - half + predicted + zero, size)
             else:
                 residuals[row, column] = _wrap(np.int64(symbols[row, column]) - zero - predicted + half, size)
-            means[column] = _update_mean(means[column], np.int64(symbols[row, column]) - zero, row)
+            difference = (np.int64(symbols[row, column]) - zero) * 256 - means[column]
+            means[column] += difference * pace >> 16
 
 
 @njit(nogil=True, cache=True, _nrt=False)

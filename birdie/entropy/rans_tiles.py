@@ -57,38 +57,23 @@ def count(rows: int, columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Words of the tiles of an array, tiles of the same rows one after the other.
+    """Words of the tiles of an array, tiles of the same rows one after the other."""
 
-    Attributes:
-        lengths: (tiles,) words of each.
-        tails: (tiles,) last rows in which no lane takes words.
-        starts: (tiles,) log2 of the state that the encoder began with.
-    """
-
-    lengths: NDArray[np.int64]
-    tails: NDArray[np.uint8]
-    starts: NDArray[np.uint8]
+    lengths: NDArray[np.int64]  # (tiles,) words of each
+    tails: NDArray[np.uint8]  # (tiles,) last rows in which no lane takes words
+    starts: NDArray[np.uint8]  # (tiles,) log2 of the state that the encoder began with
 
 
 @dataclass(frozen=True, slots=True)
 class TileTables:
-    """Meaning of the symbols of each row.
+    """Meaning of the symbols of each row."""
 
-    Attributes:
-        kinds: (rows,) class of each row; as many as there are classes for one that is left out.
-        frequencies: (tables, symbols), of each class, or of each class for even and for odd states.
-        values: (symbols,) rising; with raw bits the first number of each symbol.
-        raw: low bits of a number that are not coded: a symbol stands for 2**raw numbers.
-        paths: machine of the trellis; that of one state for a plain grid.
-        paired: whether tables come in pairs.
-    """
-
-    kinds: NDArray[np.uint8]
-    frequencies: NDArray[np.int64]
-    values: NDArray[np.int64]
-    raw: int
-    paths: Machine
-    paired: bool
+    kinds: NDArray[np.uint8]  # (rows,) class of each row; as many as there are classes for one that is left out
+    frequencies: NDArray[np.int64]  # (tables, symbols), of each class, or of each class for even and for odd states
+    values: NDArray[np.int64]  # (symbols,) rising; with raw bits the first number of each symbol
+    raw: int  # low bits of a number that are not coded: a symbol stands for 2**raw numbers
+    paths: Machine  # machine of the trellis; that of one state for a plain grid
+    paired: bool  # whether tables come in pairs
 
     def entries(self) -> NDArray[np.uint32]:
         """Return the slots of all tables, one after the other."""

@@ -93,35 +93,23 @@ def _chunks(
 
 @dataclass(frozen=True, slots=True)
 class OpenedStatic:
-    """A stream whose side information is decoded.
+    """A stream whose side information is decoded."""
 
-    Attributes:
-        rows, columns: of the array in scan order.
-        alphabet: of the symbols.
-        columns_first: the array was transposed.
-        precision: log2 of the number of slots of a table.
-        paths: machine of the trellis whose states select the tables; that of one state where tables are not in pairs.
-        predictor: prediction to add, or None; zero: the symbol that it counts from.
-        classes: (rows,) class of each row.
-        frequencies: (tables, size), of each class, or of each class for even and for odd states.
-        in_rows: chunks are whole rows.
-        lengths: words of each chunk.
-        data: the bytes that follow the side information: the words, then low bits.
-    """
-
+    # rows, columns: of the array in scan order
     rows: int
     columns: int
-    alphabet: Alphabet
-    columns_first: int
-    precision: int
+    alphabet: Alphabet  # of the symbols
+    columns_first: int  # the array was transposed
+    precision: int  # log2 of the number of slots of a table
+    # machine of the trellis whose states select the tables; that of one state where tables are not in pairs
     paths: trellis.Machine
-    predictor: Prediction | None
-    zero: int
-    classes: NDArray[np.uint8]
-    frequencies: NDArray[np.int64]
-    in_rows: bool
-    lengths: NDArray[np.int64]
-    data: memoryview
+    predictor: Prediction | None  # prediction to add, or None
+    zero: int  # the symbol that it counts from
+    classes: NDArray[np.uint8]  # (rows,) class of each row
+    frequencies: NDArray[np.int64]  # (tables, size), of each class, or of each class for even and for odd states
+    in_rows: bool  # chunks are whole rows
+    lengths: NDArray[np.int64]  # words of each chunk
+    data: memoryview  # the bytes that follow the side information: the words, then low bits
 
     @property
     def direct(self) -> bool:

@@ -146,24 +146,18 @@ def _leave_out(way: Way, alphabet: Alphabet) -> tuple[NDArray[np.uint8], NDArray
 
 @dataclass(frozen=True, slots=True)
 class OpenedTiles:
-    """A stream whose side information is decoded.
+    """A stream whose side information is decoded."""
 
-    Attributes:
-        rows, columns: of the array in scan order.
-        lowest, highest: of the values that may occur.
-        columns_first: the array was transposed.
-        tables: what symbols mean; tiles: where their words are.
-        data: the bytes of the words.
-    """
-
+    # rows, columns: of the array in scan order
     rows: int
     columns: int
+    # lowest, highest: of the values that may occur
     lowest: int
     highest: int
-    columns_first: bool
-    tables: TileTables
-    tiles: Tiles
-    data: memoryview
+    columns_first: bool  # the array was transposed
+    tables: TileTables  # what symbols mean
+    tiles: Tiles  # where their words are
+    data: memoryview  # the bytes of the words
 
     @property
     def exact(self) -> bool:
@@ -233,11 +227,9 @@ def decode_weights(
     """Fill `out` (rows, columns), in scan order, with weights.
 
     Args:
-        stream: of numbers that are `exact`.
         factors: rows and columns in scan order.
         out: C-contiguous, words of the weights' size.
         kind: dtype of the weights.
-        threads: that decode tiles.
     """
     if max(-stream.lowest, stream.highest) > factors.most:
         raise ArtifactError(f"a number of a stream is beyond {factors.most}; the file is corrupt")

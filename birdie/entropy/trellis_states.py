@@ -35,17 +35,11 @@ STATES = tuple(_POLYNOMIALS)
 
 
 class Machine(NamedTuple):
-    """A state machine and the direction of its paths.
+    """A state machine and the direction of its paths."""
 
-    Attributes:
-        odd: (states,) 1 for a state that shifts the grid.
-        next_state: (states, 2) the next state by the parity of m.
-        mask: column j lies on path j & mask.
-    """
-
-    odd: NDArray[np.uint8]
-    next_state: NDArray[np.uint8]
-    mask: int
+    odd: NDArray[np.uint8]  # (states,) 1 for a state that shifts the grid
+    next_state: NDArray[np.uint8]  # (states, 2) the next state by the parity of m
+    mask: int  # column j lies on path j & mask
 
 
 @cache

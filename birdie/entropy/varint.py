@@ -20,19 +20,12 @@ def varint(value: int) -> bytes:
 
 @dataclass(slots=True)
 class Cursor:
-    """Reads the numbers of a header in order; every overrun is an ArtifactError that names file and byte.
+    """Reads the numbers of a header in order; every overrun is an ArtifactError that names file and byte."""
 
-    Attributes:
-        data: the header.
-        where: the file, for messages.
-        fields_left: how many more fields `part` may announce, over all entries.
-        position: bytes read so far.
-    """
-
-    data: bytes
-    where: str
-    fields_left: int
-    position: int = 0
+    data: bytes  # the header
+    where: str  # the file, for messages
+    fields_left: int  # how many more fields `part` may announce, over all entries
+    position: int = 0  # bytes read so far
 
     def fail(self, what: str) -> ArtifactError:
         """Return the error to raise: what is wrong, and where."""

@@ -67,7 +67,6 @@ class PackedScript:
     """One Python file.
 
     Attributes:
-        script: the file.
         sources: path → text of each module that it unpacks, as the file has it.
         requirements: packages it needs, pinned to what is installed here, as lines of a requirements.txt.
         minified: False where python-minifier is not installed; the file is larger then.
@@ -150,6 +149,9 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
     """Yield the modules that a recipe asks for, of those that are imported inside functions or listed."""
     export, qat, mode = recipe.export, recipe.qat, recipe.evaluation.scoring_mode
     yield from ("birdie.gpt.model.loss_kernels", "birdie.compress.registry")
+    yield "birdie.compress.schemes.cast"  # of small tensors
+    if export.budget is not None:
+        yield "birdie.compress.schemes.trellis"  # of matrices that a search may coarsen
     specs = (spec for _, spec in export.schemes())
     for spec in (*specs, *([qat.spec] if qat.enabled else [])):
         scheme: Scheme | None = parse_spec(spec)
@@ -162,6 +164,7 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
     if qat.budget:
         yield "birdie.small.stored_training"
     features = {
+        "birdie.gpt.train.bandit": recipe.bandit.every > 0,
         "birdie.gpt.train.fp8": recipe.train.fp8,
         "birdie.gpt.train.measured_batches": recipe.train.micro_batch_tokens == "auto",
         "birdie.gpt.model.mlp_kernels": recipe.train.fused_mlp,
@@ -247,7 +250,6 @@ def _bare(path: Path, absent: Collection[str] = ()) -> str:
     """Return the source of a module without comments, docstrings, what only type checkers read and what cannot run.
 
     Args:
-        path: of the module.
         absent: modules that the script leaves out: importing one raises an error, so nothing after it runs.
     """
     level = len(path.relative_to(PACKAGE).parts)

@@ -71,11 +71,7 @@ def resolved(settings: Mapping[str, Any], fixed: str) -> Recipe:
 
 
 def run_script(log: Log, work: Work, code: int) -> None:
-    """Train, export and score as the recipe says; or what EVAL_ONLY_PATH or RESTORE asks for.
-
-    Args:
-        code: bytes of the code.
-    """
+    """Train, export and score as the recipe says; or what EVAL_ONLY_PATH or RESTORE asks for."""
     if path := os.environ.get("EVAL_ONLY_PATH"):
         roundtrip(log, work, Path(path), code)
     else:

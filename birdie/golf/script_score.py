@@ -22,9 +22,9 @@ from birdie.artifact import File
 from birdie.compress import decoder
 from birdie.errors import BirdieError
 from birdie.golf.record_log import score_lines
-from birdie.gpt.data.tokenizer import check_same_tokenizer, require_tokenizer
+from birdie.gpt.data.tokenizer import check_same_tokenizer
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.model.stored_shape import require_shape
+from birdie.gpt.run.gpt_file import require_gpt
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.run_data import open_run_data
 from birdie.gpt.run.work import Work
@@ -54,7 +54,7 @@ def or_exit(work: Callable[[], None]) -> None:
 def run(path: Path) -> None:
     """Score an artifact with the recipe in it, on all ranks that torchrun has started."""
     with File(path, decoder) as file:
-        recipe = with_data(Recipe.from_dict(file.fields.get("metadata", {}).get("recipe", {})))
+        recipe = with_data(recipe_in(file, path))
     with opened(replace(recipe, device="auto")) as (log, work):  # another machine has another device
         roundtrip(log, work, path)
 
@@ -122,11 +122,11 @@ def roundtrip(
     """
     with File(path, decoder) as file:
         file.require()
-        about, recipe = file.fields.get("metadata", {}), work.recipe
-        require_tokenizer(about.get("tokenizer"), path)
-        check_same_tokenizer(work.data.tokenizer, about.get("tokenizer"), recipe.data.tokenizer)
-        require_shape(recipe.model, {name: file.entry(name).shape for name in file.names}, path)
+        tokenizer = file.fields.get("metadata", {}).get("tokenizer")
+        recipe = replace(work.recipe, model=recipe_in(file, path).model)
+        check_same_tokenizer(work.data.tokenizer, tokenizer, recipe.data.tokenizer)
         state = file.decode_all()
+    work = replace(work, recipe=recipe)
     model = work.new_model(state)
     began = time.perf_counter()
     plain = evaluated(work, model, EvaluationSettings())
@@ -151,16 +151,20 @@ def roundtrip(
     return plain, score
 
 
+def recipe_in(file: File, path: Path) -> Recipe:
+    """Return the recipe of an open file, whose model its tensors fit."""
+    shapes = {name: file.entry(name).shape for name in file.names}
+    return require_gpt(file.fields.get("metadata", {}), shapes, path)
+
+
 def evaluated(work: Work, model: GPT, settings: EvaluationSettings) -> Score:
     """Return the score of the decoded model by a scoring mode, and log how it came about."""
     began, note = time.perf_counter(), work.context.notify
     scored = work.score(model, settings)
-    seconds, limit = time.perf_counter() - began, settings.budget_seconds
+    seconds = time.perf_counter() - began
     note(f"evaluation: {scored.method}; score:{seconds:.1f}s")
-    if 0 < limit < seconds:
-        note(f"the evaluation took {seconds:,.0f} s, more than its budget of {limit:,.0f} s")
     if scored.report is not None:
         note(scored.report.diagnostics)
-        if not scored.report.steps:
-            note(f"{settings.mode} trained on nothing: all of the text is in one chunk; use smaller chunks")
+    for warning in scored.warnings(settings.scoring_mode, seconds, settings.budget_seconds):
+        note(warning)
     return scored.score

@@ -85,7 +85,6 @@ class SubmissionAbout:
 
     Attributes:
         name: title; empty: the name of the folder.
-        author, github_id: of the author.
         blurb: one sentence.
     """
 
@@ -100,8 +99,6 @@ class SeedResult:
     """Result of one seed.
 
     Attributes:
-        seed: of the training.
-        steps, train_seconds: of the training.
         float_bpb: bits per byte of the weights before export, by non-overlapping windows.
         val_loss: nats per token of the artifact, by the recipe's evaluation.
         val_bpb: bits per byte of the same.
@@ -138,11 +135,9 @@ class Submission:
     """A submission folder.
 
     Attributes:
-        folder: of the submission.
         seeds: results in the order that was asked for.
         chosen: the seed whose artifact ships: the median by bits per byte, of two the better one.
         comparison: t-test against the baseline, in nats per token; None without a baseline.
-        folder_bytes: of all files in the folder.
         minified: False where python-minifier is not installed; the script is larger then.
     """
 
@@ -182,12 +177,10 @@ def submit(
     Args:
         recipe: settings; its seed is not used.
         folder: of the submission; a new or empty one.
-        seeds: of the runs.
         runs: finished runs, instead of seeds: their float weights are exported and scored by `recipe`.
         baseline: scores to beat: nats per token, bits per byte ("1.0611bpb"), or run folders.
         cap: bytes of code and model.
         ranks: processes of a run, by torchrun.
-        about: words about the submission.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         notify: called with log lines.
     """
@@ -223,7 +216,6 @@ def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) 
     """Check that finished runs have float weights and one recipe but for the seed.
 
     Args:
-        runs: the runs.
         recipe: settings of another export; those of training must be those of the runs.
     """
     for run in runs:
@@ -303,7 +295,6 @@ class _Runner:
         """Return the result of a seed: kept from an earlier call, or run now.
 
         Args:
-            seed: of the training.
             source: finished run whose float weights are exported again; None: the seed is trained.
         """
         name = f"train_seed{seed}"

@@ -51,19 +51,12 @@ _SOUND = ("audio_config", "audio_encoder", "encoder", "encoder_config", "")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Arguments of a forward function, with sizes that the configuration leaves open.
+    """Arguments of a forward function, with sizes that the configuration leaves open."""
 
-    Attributes:
-        names: of the arguments.
-        length: of a text, in tokens.
-        layout: which of the usual shapes texts, images, sounds and latents have.
-        halvings: of the sizes that the configuration leaves open, to save work.
-    """
-
-    names: tuple[str, ...]
-    length: int
-    layout: int
-    halvings: int = 0
+    names: tuple[str, ...]  # of the arguments
+    length: int  # of a text, in tokens
+    layout: int  # which of the usual shapes texts, images, sounds and latents have
+    halvings: int = 0  # of the sizes that the configuration leaves open, to save work
 
 
 class InputSizes:

@@ -108,7 +108,6 @@ def calibrate_folder(
     """Calibrate a model under the names that its tensors have on disk.
 
     Args:
-        module: of the folder.
         state: its tensors, by their names on disk.
         batches: inputs; some of the last are held out.
         loss: (module, batch) → summed cross-entropy, in nats.

@@ -43,7 +43,8 @@ def require_transformers_folder(folder: Path) -> None:
     if "model_type" not in _configuration(folder):
         raise ConfigError(
             f"a text or images calibrate the Hugging Face folder of a model, and {folder} has no config.json of one; "
-            "compress such a folder, or give a run or recipe to --calibrate"
+            "compress such a folder, give a run or recipe to --calibrate, or of a model of your own "
+            "--model FILE.py:NAME --data FILE.py:NAME"
         )
     _require_library("transformers")
 
@@ -57,7 +58,6 @@ def load_model(folder: Path, tensors: int) -> Any:
     """Return the model of a folder in float32, of the class that its configuration names.
 
     Args:
-        folder: of the model.
         tensors: in the folder.
     """
     library, config = library_of(folder) or "transformers", _configuration(folder)
@@ -117,11 +117,8 @@ def load_part(
     """Return what a class of a library loads from a folder; nothing is downloaded, and no code of it is run.
 
     Args:
-        folder: of the model.
         kind: the class: "AutoTokenizer".
         noun: what it loads, for the error message.
-        library: that has the class.
-        options: of its `from_pretrained`.
     """
     try:
         with _no_progress_bar():

@@ -152,7 +152,6 @@ def made_up_inputs(model: Any, generator: torch.Generator) -> list[Inputs]:
 
     Args:
         model: of a library whose models have a configuration.
-        generator: of the inputs.
     """
     weights = sum(weight.numel() for weight in model.parameters())
     passes = _PASSES + (_PASSES_OF_STATISTICS if norms_with_statistics(model) else 0)

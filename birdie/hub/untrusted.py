@@ -43,7 +43,6 @@ def harmless(config: Any, dropped: list[str] | None = None, path: str = "") -> A
     Args:
         config: JSON; not changed.
         dropped: takes "key = value" of what was left out.
-        path: of keys, for `dropped`.
     """
     dropped = [] if dropped is None else dropped
     if isinstance(config, list):

@@ -34,7 +34,6 @@ class RunRecord:
     """A run as its folder tells it; what is missing is None or empty.
 
     Attributes:
-        folder: of the run.
         recipe: resolved settings, in nested tables.
         environment: versions, commit, machine, seed, command, starts (`environment.json`).
         summary: bytes and scores of a finished run (`summary.json`).

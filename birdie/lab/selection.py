@@ -153,7 +153,6 @@ class RunGroup:
 
     Attributes:
         name: of the run, or of the folder that holds several.
-        records: the runs.
     """
 
     name: str

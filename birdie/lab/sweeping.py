@@ -87,10 +87,8 @@ class Sweep:
     Attributes:
         recipe: that every trial starts from.
         search: full name of a setting → arguments of Optuna's suggestion: choices, or low, high, log, step.
-        trials: number of trials.
         sampler, pruner: of Optuna.
         score: column of the run that is minimized.
-        seed: of the sampler.
     """
 
     recipe: Recipe

@@ -61,10 +61,7 @@ class Side:
 
     Attributes:
         digest: of the recipe, without what a trial sets.
-        steps: that the runs trained.
         bpb: of the decoded artifacts, by the recipe's own evaluation.
-        bytes: of the artifacts.
-        runs: folders of the runs.
     """
 
     digest: str

@@ -47,7 +47,7 @@ def calibrate(
         model: path of the ONNX file.
         inputs: name of each input → array of samples, or an .npz file of these: one more axis first than the input has,
             or the input's own first axis, if samples lie along that. A fifth of the samples is held out. None: inputs
-            are made up by their types and sizes.
+            are made up by their types and sizes, and count half: the other half is what is assumed without inputs.
         progress: called with (done, total), in samples.
 
     Raises:
@@ -77,7 +77,7 @@ def calibrate(
     sensitivities = {names[int(key.rpartition(".")[2])]: item for key, item in by_number.items()}
     embeddings = parts.roles.embeddings
     unreached = [name for name, use in parts.uses.items() if use.weights and name not in sensitivities]
-    return CalibrationResult(
+    result = CalibrationResult(
         dict(parts.tensors),
         settled(sensitivities, parts.tensors, embeddings),
         measured,
@@ -85,6 +85,12 @@ def calibrate(
         synthetic=inputs is None,
         unreached=unreached,
     )
+    if inputs is not None:
+        return result
+    # Noise alone misleads as often as it helps, and no inputs that are made up tell which: the mean with the prior.
+    mixed = result.mixed(embeddings)
+    assert mixed is not None
+    return mixed
 
 
 def open_session(path: Path) -> Any:
@@ -200,11 +206,11 @@ class _ProductRuns:
         products = products_of(graph.graph, model)
         self.inputs = {one.name for one in graph.graph.input}
         known = {one.name for one in graph.graph.output}
-        made = {name for node in graph.graph.node for name in node.output}
-        self.products = Products(model, [one for one in products if one.source in made or one.source in self.inputs])
+        results = {name for node in graph.graph.node for name in node.output}
+        self.products = Products(model, [one for one in products if one.source in results or one.source in self.inputs])
         if not self.products.products:
             raise ConfigError(f"{path.name} has no products of weights outside of subgraphs; leave calibration out")
-        self.names = [name for name in self.products.sources if name in made]
+        self.names = [name for name in self.products.sources if name in results]
         graph.graph.output.extend(package.ValueInfoProto(name=name) for name in self.names if name not in known)
         target = folder / "products.onnx"
         package.save(graph, str(target), save_as_external_data=True, location="products.weights")
@@ -226,10 +232,10 @@ class _Probe:
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         weights = {self.names[int(key.rpartition(".")[2])]: tensor for key, tensor in state.items()}
-        own = self.error.model.tensors
+        originals = self.error.model.tensors
         changed = {
-            name: tensor.to(own[name].dtype)
+            name: tensor.to(originals[name].dtype)
             for name, tensor in weights.items()
-            if not torch.equal(tensor.to(own[name].dtype), own[name])
+            if not torch.equal(tensor.to(originals[name].dtype), originals[name])
         }
         return self.error(changed) if changed else 0.0

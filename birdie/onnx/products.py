@@ -93,8 +93,8 @@ def _of_node(node: Any, weight: Callable[[str], str | None], number: int) -> Ite
     names = [weight(name) for name in node.input]
     options = {one.name: one for one in node.attribute}
     if node.op_type in ("MatMul", "Gemm", "FusedMatMul"):
-        for own, other in ((1, 0), (0, 1)):
-            name = names[own]
+        for index, other in ((1, 0), (0, 1)):
+            name = names[index]
             if name is not None and names[other] is None:
                 flag = options.get("transB" if other else "transA")
                 is_turned = (other == 1) != bool(flag is not None and flag.i)

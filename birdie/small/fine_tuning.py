@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from birdie.artifact.saving import save
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.target import Target
+from birdie.compress.rate.target import Target, size_of
 from birdie.compress.tuning import LEAST, WARM_UP
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.small.qat.stored_weights import plain
@@ -33,7 +33,6 @@ from birdie.small.spectral.network import QuantizationNetwork
 from birdie.small.spectral.size_control import RateControl
 from birdie.small.spectral.wrap import SpectralTraining, at_bits, distinct, quantization_loss, wrapped
 from birdie.small.stored_training import BudgetFile, StoredTraining
-from birdie.system.parsing import whole_number
 
 Batch = TypeVar("Batch")
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -86,7 +85,7 @@ def fine_tune(
     loss: Callable[[nn.Module, Batch], Tensor],
     *,
     steps: int,
-    budget: int | None = None,
+    budget: int | str | None = None,
     bits: float | None = None,
     rate: float | None = None,
     network_rate: float = 5e-3,
@@ -112,7 +111,7 @@ def fine_tune(
         batches: batches of any type; iterated over again when they end.
         loss: (model, batch) → mean loss of the task in nats, 0-d.
         steps: number of optimizer steps; for spectral weights a few are added if the file is too large at the end.
-        budget: maximum bytes of the file; it ends up to 1 % below.
+        budget: maximum bytes of the file, also "20kB"; it ends up to 1 % below.
         bits: target bits per spectral weight, as `quantization_loss` counts them, or, without spectral weights, bits
             per weight of the complete file; instead of a budget.
         rate: learning rate, which falls by a cosine to a twentieth. Default: 0.01 of the root mean square of each
@@ -130,23 +129,23 @@ def fine_tune(
         DataError: the batches end and cannot be iterated over again, or the loss is not finite (during iteration).
         BudgetError: the file cannot be made as small as the budget (of spectral weights during iteration).
     """
-    budget = whole_number("budget", budget)
+    size = size_of("budget", budget)
     if steps < 1 or not (rate is None or rate > 0) or not network_rate > 0:
         raise ConfigError(f"steps={steps}, rate={rate}, network_rate={network_rate}; all must be above zero")
     if budget is not None and bits is not None:
         raise ConfigError("budget and bits are two targets; give one of them")
     network = next((module.weight.quantizer for module in wrapped(model)), None)
     endless, target = _endless(batches), _SizeTarget()
-    size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
+    most_bytes = Target(size, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
     if network is not None and measured and not network.trained:
         _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
-    if network is None and size is not None:
+    if network is None and most_bytes is not None:
         plain(model)
         most = len(batches) if isinstance(batches, Sized) else _LAST
-        target = _StoredTarget(model, endless, most, loss, steps, size)
+        target = _StoredTarget(model, endless, most, loss, steps, most_bytes)
     elif bits is not None or budget is not None:
         control = RateControl(model, _ANY if bits is None else bits, steps, settled=settled)
-        target = _SpectralTarget(model, control, steps, budget)
+        target = _SpectralTarget(model, control, steps, size)
     if network is None:
         stepper = optimizer(_groups(model, rate))
         curves = [partial(_warm_cosine, steps)] * len(stepper.param_groups)

@@ -51,19 +51,13 @@ Calibrate = Callable[[Mapping[str, Tensor]], CalibrationResult]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Result of one encoding of a model.
+    """Result of one encoding of a model."""
 
-    Attributes:
-        bytes: of the complete file.
-        bits: per weight of the matrices.
-        error: squared difference between weights and what is decoded, as a share of the squared weights.
-        changed: share of the symbols that differ from those of the last encoding; 1 at the first. The final encoding
-            has another trellis and may have another order of units.
-    """
-
-    bytes: int
-    bits: float
-    error: float
+    bytes: int  # of the complete file
+    bits: float  # per weight of the matrices
+    error: float  # squared difference between weights and what is decoded, as a share of the squared weights
+    # share of the symbols that differ from those of the last encoding; 1 at the first. The final encoding has another
+    # trellis and may have another order of units
     changed: float
 
 

@@ -40,8 +40,6 @@ def reporting(progress: Progress | bool | None, description: str, unit: str) -> 
 
     Args:
         progress: a callback; True: that of a progress bar on stderr, or in the notebook; False or None: nothing.
-        description: of the work, beside the bar.
-        unit: of the work, for its rate.
     """
     return bar(description, unit) if progress is True else nullcontext(progress or None)
 

@@ -45,7 +45,6 @@ def require(rules: Iterable[Rule], chosen: Collection[str], spelled: Callable[[s
     """Check a combination of options.
 
     Args:
-        rules: that it must keep.
         chosen: names of the options.
         spelled: name → the option as the user writes it.
     """

@@ -10,18 +10,10 @@ from birdie.system.distributed import World
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Device, ranks and callbacks of a piece of work.
+    """Device, ranks and callbacks of a piece of work."""
 
-    Attributes:
-        device: of the computation.
-        world: this rank and its peers.
-        notify: called with lines for the log.
-        progress: called with (done, total).
-        stop: called between units of work; True on any rank ends the work on all.
-    """
-
-    device: torch.device
-    world: World = field(default_factory=World)
-    notify: Notify = no_message
-    progress: Progress = no_progress
-    stop: Stop = never
+    device: torch.device  # of the computation
+    world: World = field(default_factory=World)  # this rank and its peers
+    notify: Notify = no_message  # called with lines for the log
+    progress: Progress = no_progress  # called with (done, total)
+    stop: Stop = never  # called between units of work; True on any rank ends the work on all

@@ -53,21 +53,13 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank of this process, and the number of ranks.
+    """Rank of this process, and the number of ranks."""
 
-    Attributes:
-        rank: from 0.
-        size: number of ranks.
-        local_rank: rank on this machine.
-        restarts: how often torchrun has restarted all ranks because one died; nodes may count differently.
-        job: identifier of the torchrun job on this machine; a restart keeps it.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    restarts: int = 0
-    job: str = ""
+    rank: int = 0  # from 0
+    size: int = 1  # number of ranks
+    local_rank: int = 0  # rank on this machine
+    restarts: int = 0  # how often torchrun has restarted all ranks because one died; nodes may count differently
+    job: str = ""  # identifier of the torchrun job on this machine; a restart keeps it
 
     @property
     def is_main(self) -> bool:
@@ -176,9 +168,7 @@ def share_out(world: World, sizes: Mapping[K, int], work: Work[K, T]) -> dict[K,
     Every rank must call it with the same sizes. Results travel by pickle between ranks.
 
     Args:
-        world: the ranks.
         sizes: item → amount of work; items can be sorted.
-        work: done on this rank's items.
     """
     if world.size == 1:
         return work(list(sizes))
@@ -201,7 +191,6 @@ def send_to_main(world: World, source: int, pieces: Callable[[], Iterator[bytes]
     """Yield on rank 0 the bytes that rank `source` has, piece by piece; ranks 0 and `source` iterate, others need not.
 
     Args:
-        world: the ranks.
         source: another rank than 0.
         pieces: called there alone: the bytes, in pieces of any sizes.
         length: bytes in all.

@@ -39,7 +39,6 @@ def request(work: Callable[[], T], subject: str) -> T:
     """Return `work()`; any failure of the library, which tries again itself, becomes one sentence.
 
     Args:
-        work: requests.
         subject: what is requested, for the sentence.
     """
     try:

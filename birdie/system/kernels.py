@@ -12,6 +12,7 @@ compiler as well. Measured, from the costliest habit down:
     np.zeros, np.max, slices of arrays: a kernel each             arrays from the caller, loops
     counts of references, for each use of an array                `_nrt=False`: kernels that make no array hold none
     entries for calls from Python and C                           `inner`: kernels that only kernels call have neither
+    numba's search for expressions of arrays                      `no_rewrites=True`: kernels are loops
 """
 
 import gc
@@ -37,7 +38,7 @@ def njit(*, cache: bool = False, **options: Any) -> _Decorator:
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        settings: dict[str, Any] = {"no_cfunc_wrapper": True, **options}
+        settings: dict[str, Any] = {"no_cfunc_wrapper": True, "no_rewrites": True, **options}
         kernel: Any = numba.njit(**settings)(function)
         if cache:
             with suppress(OSError, RuntimeError):  # its source is not a file, or no folder can be written

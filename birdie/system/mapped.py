@@ -41,7 +41,6 @@ def complete(files: Iterable[Path], since: Mapping[Path, os.stat_result] | None 
     beyond its new end is read, the system ends the process (SIGBUS).
 
     Args:
-        files: that are mapped.
         since: file → its status when it was first read; that of others is taken now.
     """
     outer = dict(_sizes)

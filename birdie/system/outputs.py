@@ -108,15 +108,10 @@ def require_path(path: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of files that birdie writes, and replaces without asking.
+    """A kind of files that birdie writes, and replaces without asking."""
 
-    Attributes:
-        name: with its article.
-        start: pattern of the first bytes.
-    """
-
-    name: str
-    start: bytes
+    name: str  # with its article
+    start: bytes  # pattern of the first bytes
 
     def has(self, path: Path) -> bool:
         """Return whether a regular file is of this kind, or empty."""

@@ -59,15 +59,10 @@ def _reason(error: Exception) -> str:
 
 
 class StepLines(NamedTuple):
-    """A log of steps, one JSON object of numbers a line, such as `metrics.jsonl`.
+    """A log of steps, one JSON object of numbers a line, such as `metrics.jsonl`."""
 
-    Attributes:
-        lines: up to the first damaged one; their steps increase.
-        damage: what is wrong with the file, and from which line on; empty if nothing is.
-    """
-
-    lines: list[dict[str, float]]
-    damage: str
+    lines: list[dict[str, float]]  # up to the first damaged one; their steps increase
+    damage: str  # what is wrong with the file, and from which line on; empty if nothing is
 
 
 def read_steps(path: Path, required: Sequence[str]) -> StepLines:

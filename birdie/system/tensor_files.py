@@ -18,7 +18,6 @@ def write_tensors(
     Args:
         path: of a temporary file, or of a file in a folder that is not complete yet.
         tensors: on any device; they may share memory.
-        facts: the texts.
         target: what errors name; None: `path`.
     """
     memory: set[int] = set()

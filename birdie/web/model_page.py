@@ -24,7 +24,7 @@ from birdie.artifact import Reader, inspect
 from birdie.errors import ArtifactError, ConfigError
 from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer
 from birdie.gpt.model.techniques.depth_recurrence import layer_order
-from birdie.gpt.run.evaluation import require_gpt
+from birdie.gpt.run.gpt_file import require_gpt
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.standalone import DECODER, PAGE_PROGRAM, joined
 from birdie.system.provenance import __version__
@@ -66,7 +66,7 @@ def model_recipe(path: Path) -> Recipe:
     summary = inspect(path)
     if summary.tree is not None:
         raise ArtifactError(f"{path} holds a checkpoint and no recipe; a page needs a file of `birdie train`")
-    recipe = require_gpt(summary, path)
+    recipe = require_gpt(summary.metadata, {row.name: row.shape for row in summary.tensors}, path)
     if problem := unsupported(path):
         raise ConfigError(f"{problem}; export the model without it, such as by a budget")
     if summary.bytes > MOST_BYTES:

@@ -90,3 +90,20 @@ def test_a_header_is_listed_whatever_parameters_it_has(kind: int, scheme: int, p
 def test_speeds_are_known_of_every_coder() -> None:
     """The numbers stand here without the coders, which import numba."""
     assert SPEEDS.keys() == coder.NAMES.keys()
+
+
+def test_a_summary_is_a_table_in_a_terminal_and_in_a_notebook_and_a_line_in_a_list(tmp_path: Path) -> None:
+    state = {f"{index}.<w>": torch.randn(8, 8) for index in range(3)}
+    summary = birdie.save(state, tmp_path / "x.birdie", scheme="fp16")
+    text, page, line = str(summary), summary._repr_html_(), repr(summary)
+    assert all(name in text for name in state)
+    assert "stored as" in text
+    assert text.endswith("rounded to 16 bits: 3 of 3 tensors")
+    assert page.count("<tr>") == 5
+    assert "0.&lt;w&gt;" in page
+    assert "<w>" not in page
+    assert "\n" not in line
+    assert f"{summary.bytes:,} B" in line
+    many = birdie.save({f"{index}.weight": torch.ones(2, 2) for index in range(99)}, tmp_path / "y.birdie")
+    assert "1.weight" not in str(many)  # a row for all that are stored in the same way
+    assert "99" in str(many)

@@ -145,6 +145,9 @@ def test_every_pair_of_flags_works_or_is_refused_by_name(tmp_path: Path, capsys:
         "keep": "*.txt",
         "skip": "*.bin",
         "calibrate": "none",
+        "model": "net.py:make",
+        "own_data": "inputs.npz",
+        "loss": "data.py:loss",
         "calibration_data": "own",
         "calibration_tokens": "100",
         "offload": "",
@@ -163,3 +166,15 @@ def test_every_pair_of_flags_works_or_is_refused_by_name(tmp_path: Path, capsys:
         return answer["error"]["message"] if code else ""
 
     check_pairs(list(values), problem, flag_of)
+
+
+def test_sizes_numbers_and_times_are_what_the_command_line_takes(tmp_path: Path) -> None:
+    weights = {"w": torch.randn(64, 64)}
+    sizes = {birdie.save(weights, tmp_path / "x.birdie", budget=budget).bytes for budget in (1_500, "1500", "1.5kB")}
+    assert len(sizes) == 1
+    assert len({birdie.save(weights, tmp_path / "x.birdie", bits=bits).bytes for bits in (4, 4.0, "4")}) == 1
+    assert SaveOptions(tune="1.5min", calibration="synthetic").tuning == 90
+    wrong: dict[str, Any] = {"budget": "1.5 apples", "bits": "four", "tune": "soon", "quality": "good"}
+    for option, value in wrong.items():
+        with pytest.raises(ConfigError, match=value):
+            SaveOptions(**{option: value})

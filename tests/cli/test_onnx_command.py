@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed")
@@ -32,12 +33,12 @@ def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 @pytest.mark.parametrize("external", [False, True])
 def test_compress_and_decompress(external: bool, ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = zoo.write("opset 17", tmp_path / "in", external=external)
-    before = sorted(one.read_bytes() for one in path.parent.iterdir())
+    originals = sorted(one.read_bytes() for one in path.parent.iterdir())
     answer = ask("compress", path, "-o", "a.birdie", "--lossless", "--effort", "fast")
-    assert answer["input_bytes"] == answer["file_bytes"] == sum(map(len, before))
+    assert answer["input_bytes"] == answer["file_bytes"] == sum(map(len, originals))
     assert "opset ai.onnx 17, by zoo: 4 nodes, x → y" in ask("inspect", "a.birdie")["onnx"]
     assert ask("decompress", "a.birdie", "-o", "out/other.onnx")["left_out"] == []
-    assert sorted(one.read_bytes() for one in (tmp_path / "out").iterdir()) == before
+    assert sorted(one.read_bytes() for one in (tmp_path / "out").iterdir()) == originals
     assert (tmp_path / "out" / "other.onnx").is_file()
     ask("decompress", "a.birdie", "-o", "folder/")
     assert sorted(one.name for one in (tmp_path / "folder").iterdir()) == ["net.onnx", "net.weights"][: 1 + external]
@@ -54,6 +55,21 @@ def test_budgets_forecasts_and_bases(ask: Ask, tmp_path: Path) -> None:
     ask("compress", path, "-o", "b.birdie", "--base", "a.birdie", "--lossless")
     ask("decompress", "b.birdie", "-o", "b.onnx", "--base", "a.birdie")
     assert (tmp_path / "b.onnx").read_bytes() == path.read_bytes()
+
+
+def test_inputs_are_made_up_or_those_of_a_file(ask: Ask, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    path = zoo.write("opset 17", tmp_path / "in")
+    answer = ask("compress", path, "-o", "a.birdie", "--budget", 3000, "--effort", "fast")
+    assert "made-up inputs" in answer["calibration"]
+    assert answer["control"]["errors"].keys() >= {"calibrated", "assumed"}
+    np.savez(tmp_path / "inputs.npz", x=np.random.default_rng(0).normal(size=(20, 1, zoo.WIDTH)).astype(np.float32))
+    answer = ask("compress", path, "-o", "a.birdie", "--budget", 3000, "--calibrate", "inputs.npz", "--effort", "fast")
+    assert (answer["calibration"], answer["bytes"] <= 3000) == (None, True)
+    assert answer["control"]["errors"].keys() >= {"calibrated", "assumed"}
+    (tmp_path / "text.txt").write_text("no arrays")
+    error = ask("compress", path, "-o", "b.birdie", "--budget", 3000, "--calibrate", "text.txt", code=1)["error"]
+    assert (error["type"], ".npz" in error["message"]) == ("ConfigError", True)
 
 
 def test_errors_are_sentences(ask: Ask, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,12 @@ def test_what_would_be_a_false_score_is_refused_in_one_sentence(
     assert error.startswith("error: ")
     assert message in error
     assert "\n" not in error
+
+
+def test_the_script_has_the_schemes_that_a_budget_chooses() -> None:
+    recipe = find("baseline").recipe()
+    sources = pack("score", replace(recipe, export=replace(recipe.export, budget="1MB"))).sources
+    assert {f"birdie/compress/schemes/{name}.py" for name in ("cast", "trellis", "lossless")} <= sources.keys()
 
 
 @pytest.mark.nightly

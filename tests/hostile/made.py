@@ -204,9 +204,8 @@ def _shape(size: int, noise: np.random.Generator) -> frequency_tables.Descriptio
     low = int(noise.integers(0, size))
     high = int(noise.integers(low, size))
     stride, coarseness = int(noise.integers(0, 9)), int(noise.integers(0, 5))
-    knots = noise.integers(
-        0, (frequency_tables.MAX_LOG >> coarseness) + 1, frequency_tables.knot_count(high - low + 1, stride)
-    )
+    count = -(-(high - low) >> stride) + 1
+    knots = noise.integers(0, (frequency_tables.MAX_LOG >> coarseness) + 1, count)
     positions = np.sort(noise.integers(low, high + 1, noise.integers(0, 4)))
     spikes = [(int(position), int(noise.integers(-400, 100))) for position in positions]
     return frequency_tables.Description(low, high, stride, coarseness, tuple(knots.tolist()), tuple(spikes))

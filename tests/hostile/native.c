@@ -85,7 +85,8 @@ static void edit(uint8_t *data, size_t size) {
 }
 
 static int64_t near_number(int64_t v) {
-    static const int64_t some[] = {0, 1, 2, 3, 7, 8, 16, 31, 64, 255, 256, 512, 4096, 65536, 1 << 20, INT32_MAX, INT64_MAX};
+    static const int64_t some[] = {0,   1,   2,   3,    7,     8,       16,        31,       64,
+                                   255, 256, 512, 4096, 65536, 1 << 20, INT32_MAX, INT64_MAX};
     return below(2) ? (int64_t)((uint64_t)v + below(5) - 2) : below(8) ? some[below(17)] : -some[below(17)];
 }
 
@@ -123,7 +124,8 @@ static int mutant(const birdie_file *f, uint8_t *data, size_t size, const birdie
         memcpy(shape, e->shape, e->dimensions * sizeof *shape);
         uint64_t way = below(10);
         if (way < 7 || !e->streams) edit(payload, (size_t)e->payload);
-        else if (way == 7 && e->parameters) parameter[below(e->parameters)] = near_number(parameter[below(e->parameters)]);
+        else if (way == 7 && e->parameters)
+            parameter[below(e->parameters)] = near_number(parameter[below(e->parameters)]);
         else if (way == 8) coder[below(e->streams)] = (uint8_t)below(8);
         else if (e->parameters) e->parameters = (uint32_t)below(e->parameters + 1);
         if (way == 9 && e == &f->entries[i]) /* blocks have the dtype of their tensor, which opening checks */

@@ -37,14 +37,14 @@ def without_weights(model: Any) -> bytes:
 
 
 def read_tensors(model: Any) -> list[Any]:
-    found, messages = [], [model]
+    tensors, messages = [], [model]
     while messages:
         message = messages.pop()
-        found += [message] if isinstance(message, onnx.TensorProto) else []
+        tensors += [message] if isinstance(message, onnx.TensorProto) else []
         for field, value in message.ListFields():
             if field.type == field.TYPE_MESSAGE:
                 messages += value if hasattr(value, "append") else [value]
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize(("name", "external"), FORMS)
@@ -52,8 +52,8 @@ def test_lossless_gives_back_every_byte(name: str, external: bool, tmp_path: Pat
     path = zoo.write(name, tmp_path / "before", external=external)
     birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
     written = write_onnx(tmp_path / "a.birdie", tmp_path / "after" / "other.onnx")
-    before = [path, *(one for one in path.parent.iterdir() if one != path)]
-    assert [one.read_bytes() for one in written] == [one.read_bytes() for one in before]
+    originals = [path, *(one for one in path.parent.iterdir() if one != path)]
+    assert [one.read_bytes() for one in written] == [one.read_bytes() for one in originals]
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
@@ -80,9 +80,9 @@ def test_a_budget_is_met(tmp_path: Path) -> None:
 
 def test_files_are_smaller_than_their_weights_alone(tmp_path: Path) -> None:
     path = zoo.write("opset 17", tmp_path)
-    whole = birdie.onnx.save(path, tmp_path / "a.birdie", effort="fast").bytes
+    complete = birdie.onnx.save(path, tmp_path / "a.birdie", effort="fast").bytes
     alone = birdie.save(birdie.load(tmp_path / "a.birdie"), tmp_path / "b.birdie", effort="fast").bytes
-    assert alone < whole < alone + 800
+    assert alone < complete < alone + 800
 
 
 def read(name: str, folder: Path) -> OnnxModel:
@@ -177,16 +177,37 @@ def test_external_files_in_folders_with_gaps_shared_and_overlapping_tensors(tmp_
     assert (tmp_path / "a.birdie").stat().st_size < 325_000
 
 
+def test_tensors_of_one_range_are_one_tensor_of_all_uses(tmp_path: Path) -> None:
+    """A table that is looked up, and the same bytes as the weight of a product."""
+    model = zoo.tied()
+    model.graph.initializer.append(zoo.stored("again", zoo.weights(32, 100)))
+    model.graph.node[3].input[1] = "again"
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    model = onnx.load(path, load_external_data=False)
+    for one, other in zip(*(tensor.external_data for tensor in model.graph.initializer), strict=True):
+        other.value = one.value
+    path.write_bytes(model.SerializeToString())
+    parts = read_onnx(path)
+    assert {name: tuple(tensor.shape) for name, tensor in parts.tensors.items()} == {"again": (100, 32)}
+    assert parts.names == {"table": "again", "again": "again"}
+    assert {*parts.uses["again"].weights} == {("MatMul", "last two"), ("Gather", "as it lies")}
+    birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
+    written = write_onnx(tmp_path / "a.birdie", tmp_path / "b" / "net.onnx")
+    assert [one.read_bytes() for one in written] == [path.read_bytes(), (tmp_path / "w.bin").read_bytes()]
+
+
 def external(path: Path, **changes: str) -> None:
     """Write a model whose first tensor has other entries for its external data."""
     model = onnx.load(zoo.write("opset 17", path.parent, external=True), load_external_data=False)
-    for entry in model.graph.initializer[0].external_data:
-        entry.value = changes.get(entry.key, entry.value)
+    for tensor in model.graph.initializer[: None if "location" in changes else 1]:
+        for entry in tensor.external_data:
+            entry.value = changes.get(entry.key, entry.value)
     path.write_bytes(model.SerializeToString())
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         *(({"location": where}, "no other file") for where in ("../x", "/etc/passwd", "", "a\\b", "net.onnx", "a//b")),
         ({"location": "missing.bin"}, "missing"),
@@ -196,9 +217,9 @@ def external(path: Path, **changes: str) -> None:
         ({"length": "8"}, "8"),
     ],
 )
-def test_external_data_elsewhere_is_refused(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_external_data_elsewhere_is_refused(changes: dict[str, str], reason: str, tmp_path: Path) -> None:
     external(tmp_path / "net.onnx", **changes)
-    with pytest.raises(WeightsError, match=said):
+    with pytest.raises(WeightsError, match=reason):
         read_onnx(tmp_path / "net.onnx")
 
 
@@ -208,6 +229,40 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in" / "net.weights").symlink_to(tmp_path / "weights")
     with pytest.raises(WeightsError, match="link"):
         read_onnx(tmp_path / "in" / "net.onnx")
+
+
+def test_external_data_of_texts_and_unknown_kinds_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "net.onnx"
+    external(path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[1].data_type = 99
+    del model.graph.initializer[2:]
+    path.write_bytes(model.SerializeToString())
+    birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
+    written = write_onnx(tmp_path / "a.birdie", tmp_path / "b.onnx")
+    assert written[1].read_bytes() == (path.parent / "net.weights").read_bytes()
+
+
+def test_hidden_names_are_written_into_new_folders_alone(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "net.onnx"
+    external(path, location=".profile")
+    (path.parent / "net.weights").rename(path.parent / ".profile")
+    birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
+    with pytest.raises(ConfigError, match="profile"):
+        write_onnx(tmp_path / "a.birdie", tmp_path / "b.onnx")
+    assert not (tmp_path / ".profile").exists()
+    write_onnx(tmp_path / "a.birdie", tmp_path / "new", as_folder=True)
+    assert (tmp_path / "new" / ".profile").read_bytes() == (path.parent / ".profile").read_bytes()
+    names: list[str] = []
+    write_onnx(tmp_path / "a.birdie", tmp_path, as_folder=True, overwrite=True, hidden=names.extend)
+    assert names == [".profile"]
+    assert not (tmp_path / ".profile").exists()
+
+
+def test_tensors_that_go_through_too_many_nodes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.checkpoints.onnx_roles._MOST_STEPS", 5)
+    with pytest.raises(WeightsError, match="5 nodes"):
+        read("convolutions", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["branches", "functions", "integers"])
@@ -304,7 +359,7 @@ def test_other_files_hold_no_model(tmp_path: Path) -> None:
 
 
 def test_reading_needs_no_package(tmp_path: Path) -> None:
-    """What compresses and decompresses runs where neither onnx nor onnxruntime is."""
+    """Compress and decompress run where neither onnx nor onnxruntime is."""
     path = zoo.write("opset 17", tmp_path)
     program = f"""
 import sys

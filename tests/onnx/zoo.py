@@ -39,9 +39,9 @@ def model(
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *shape])]
     outputs = [value("y", 1 + len(shape) if rank is None else rank)]
     graph = helper.make_graph(nodes, "net", inputs, outputs, initializers, **options)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], producer_name="zoo")
-    made.ir_version = min(made.ir_version, 10)
-    return made
+    result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], producer_name="zoo")
+    result.ir_version = min(result.ir_version, 10)
+    return result
 
 
 def node(operator: str, inputs: str, outputs: str = "y", **attributes: Any) -> Any:
@@ -120,12 +120,12 @@ def functions() -> onnx.ModelProto:
     constant = node("Constant", "", "w", value=stored("", weights(WIDTH, WIDTH, seed=9)))
     inner = [constant, node("MatMul", "a w", "h"), node("MatMul", "h m", "b")]
     function = helper.make_function("own", "Layer", ["a", "m"], ["b"], inner, [helper.make_opsetid("", 17)])
-    made = model(
+    result = model(
         [helper.make_node("Layer", ["x", "w"], ["y"], domain="own")], [stored("w", weights(WIDTH, 40))], (WIDTH,)
     )
-    made.functions.append(function)
-    made.opset_import.append(helper.make_opsetid("own", 1))
-    return made
+    result.functions.append(function)
+    result.opset_import.append(helper.make_opsetid("own", 1))
+    return result
 
 
 def sparse() -> onnx.ModelProto:
@@ -176,15 +176,15 @@ def plain_fields() -> onnx.ModelProto:
 
 def named_alike() -> onnx.ModelProto:
     """Return functions whose tensors have one name, and none; and a name that is no text."""
-    made = model([helper.make_node("Layer1", ["x"], ["h"], domain="own"), node("Identity", "h")], [], (WIDTH,))
+    result = model([helper.make_node("Layer1", ["x"], ["h"], domain="own"), node("Identity", "h")], [], (WIDTH,))
     for number in (1, 2):
         constant = node("Constant", "", "w", value=stored("", weights(WIDTH, WIDTH, seed=number)))
         inner = [constant, node("MatMul", "a w", "b")]
-        made.functions.append(
+        result.functions.append(
             helper.make_function("own", f"Layer{number}", ["a"], ["b"], inner, [helper.make_opsetid("", 17)])
         )
-    made.opset_import.append(helper.make_opsetid("own", 1))
-    return made
+    result.opset_import.append(helper.make_opsetid("own", 1))
+    return result
 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -216,7 +216,7 @@ def write(name: str, folder: Path, *, external: bool = False) -> Path:
 
 def feeds(name: str) -> dict[str, Array]:
     """Return inputs of a model."""
-    made = MODELS[name]()
-    sizes = [dim.dim_value or 2 for dim in made.graph.input[0].type.tensor_type.shape.dim]
+    result = MODELS[name]()
+    sizes = [dim.dim_value or 2 for dim in result.graph.input[0].type.tensor_type.shape.dim]
     values = np.random.default_rng(3).normal(size=sizes).astype(np.float32)
     return {"x": np.abs(values).round() if name == "tied" else values}

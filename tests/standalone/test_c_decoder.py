@@ -34,6 +34,7 @@ from tests.standalone.test_web_decoder import (
 )
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler, cc")
+GOLDEN = RELEASED.parents[1] / "golden"
 FLOAT16, BFLOAT16, FLOAT32 = 9, 10, 11
 GOLDEN = RELEASED.parents[1] / "golden"
 HEADER = C_DECODER[1].read_text(encoding="utf-8")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.web.test_decoder import RELEASED, saved
 
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.standalone import C_DECODER
 from tests.hostile import native
 from tests.standalone.c_decoder import FLAGS, compiler
+from tests.standalone.test_web_decoder import RELEASED, saved
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "c" / "tensors.c"

@@ -55,7 +55,8 @@ def calibrate(
         loss: (module, batch) → any differentiable number, or a criterion such as `nn.CrossEntropyLoss()` with
             (inputs, targets) batches; at `F.cross_entropy` labels are not used.
         example_inputs: inputs to calibrate on by the outputs alone, without a loss: a tensor, a tuple of arguments, a
-            dict of keyword arguments, or a list of these.
+            dict, or a list or `DataLoader` of these, of whose batches up to 64 are taken. A dict is given as keyword
+            arguments or whole, and of a loader's lists the inputs alone, as the module accepts it (the log says which).
         symmetries: sort units whose order is arbitrary, which saves bits; the function is unchanged.
         offload: keep activations and what is measured in temporary files, so that memory is that of one layer: in this
             folder, or in that of the system (True). Files then cannot be tuned.
@@ -77,7 +78,9 @@ def calibrate(
     if batches is not None and example_inputs is not None:
         raise ConfigError("example_inputs and calibration data are two sources of inputs; drop one of the two")
     if (batches is None) != (loss is None):
-        raise ConfigError("batches and loss belong together; give both, or neither for inputs without data")
+        raise ConfigError(
+            "batches and loss belong together; give both, or example_inputs=batches for inputs without a loss"
+        )
     if offload is False and world is not None and world.size > 1:
         raise ConfigError("ranks share a calibration by files; add offload=True")
     if batches is None or loss is None:

@@ -67,17 +67,12 @@ _COMPARED: dict[Callable[..., Any], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predictions of a module for one batch.
+    """Predictions of a module for one batch."""
 
-    Attributes:
-        log_probabilities: of every function of probabilities that the loss calls, (predictions, classes) float32 each.
-        values: float arguments of every function of values that the loss calls.
-        loss: the loss itself if it calls neither, else None.
-    """
-
+    # of every function of probabilities that the loss calls, (predictions, classes) float32 each
     log_probabilities: Sequence[Tensor]
-    values: Sequence[Tensor] = ()
-    loss: Tensor | None = None
+    values: Sequence[Tensor] = ()  # float arguments of every function of values that the loss calls
+    loss: Tensor | None = None  # the loss itself if it calls neither, else None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -94,18 +89,15 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Sums of the differences of two models' predictions; sums of several batches can be added.
+    """Sums of the differences of two models' predictions; sums of several batches can be added."""
 
-    Attributes:
-        nats, targets: summed KL, and number of predictions.
-        squares, variance: of values: squared differences, and squared deviations of the float model from its mean.
-        change, loss: of losses: absolute differences, and absolute values of the float model.
-    """
-
+    # nats, targets: summed KL, and number of predictions
     nats: Tensor
     targets: int
+    # squares, variance: of values: squared differences, and squared deviations of the float model from its mean
     squares: Tensor
     variance: float
+    # change, loss: of losses: absolute differences, and absolute values of the float model
     change: Tensor
     loss: float
 

@@ -28,7 +28,6 @@ def reached_weights(
     """Return the weights by name that the loss reaches on another way than as the weight of a recorded product.
 
     Args:
-        loss: with its graph.
         products: node of the output of each recorded product → node of its input.
         name_of: weight → name, or None.
     """

@@ -254,7 +254,6 @@ def unreached(module: nn.Module, state: Mapping[str, Tensor], reached: Collectio
     """Return the names of the module's matrices that calibration did not reach, and log them with their share.
 
     Args:
-        module: that was calibrated.
         state: tensors to compress.
         reached: names of matrices with a sensitivity.
     """

@@ -42,7 +42,6 @@ def shrink(
     Args:
         known: name → sensitivity by calibration; without a number of samples it is not changed.
         weights: name → weight, of all of the model; a sensitivity without a weight is not changed.
-        names: of the sensitivities to yield.
         embeddings: names of weights that are known as such.
         least: share of the prior, at least.
     """
@@ -50,9 +49,9 @@ def shrink(
     real = {name: weight for name, weight in weights.items() if not weight.is_complex()}
     assumed = prior(matrices, kinds=kinds_of({**real, **matrices}, embeddings))
     ratios = [mean_cost(known[name]) / mean_cost(item) for name, item in assumed.items()]
-    unit = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
+    typical = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     for name in names:
-        yield name, _shrunk(known[name], assumed[name], unit, least) if name in assumed else known[name]
+        yield name, _shrunk(known[name], assumed[name], typical, least) if name in assumed else known[name]
 
 
 def with_row_floor(sensitivity: Sensitivity) -> Sensitivity:
@@ -79,8 +78,8 @@ def shrink_rows(squares: Tensor, draws: Tensor) -> Tensor:
     return (1 - share) * squares + share * squares.mean(0)
 
 
-def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float, least: float) -> Sensitivity:
-    """Return one sensitivity, shrunk; `unit` is the typical cost of an error, measured over assumed."""
+def _shrunk(known: Sensitivity, assumed: Sensitivity, typical: float, least: float) -> Sensitivity:
+    """Return one sensitivity, shrunk; `typical` is the cost of an error, measured over assumed."""
     hessian, blocks = known.hessian, known.blocks
     if hessian is not None and (known.samples or least):
         hessian = shrink_covariance(hessian, known.samples or math.inf, assumed.taps, least)
@@ -92,7 +91,7 @@ def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float, least: float)
     if known.row_fisher is None or assumed.row_fisher is None or not (known.gradients or least) or not power > 0:
         return known
     # A row costs its Fisher information times the power of the inputs, so the prior's rows are for the prior's inputs.
-    factor = unit * mean_cost(replace(assumed, row_fisher=None)) / power
+    factor = typical * mean_cost(replace(assumed, row_fisher=None)) / power
     share = max(ROW_GRADIENTS / (ROW_GRADIENTS + known.gradients) if known.gradients else 0.0, least)
     rows = (1 - share) * known.row_fisher + share * factor * assumed.row_fisher.to(known.row_fisher)
     if known.output is None:

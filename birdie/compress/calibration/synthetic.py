@@ -15,10 +15,11 @@ covariance (`birdie.compress.prior`). They may hardly reach a matrix that real i
 probability of speech is by noise. Their gradients then tell nothing, so rows weigh what is assumed.
 """
 
+import inspect
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, WeightsError
+from birdie.system.settings import kept_settings
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
 IMAGES, EDGE = 160, 32  # noise images
@@ -46,6 +48,7 @@ SOUNDS, SAMPLES = 64, (16_384, 4096, 1024)  # noise sounds, and their lengths: t
 LOUDNESS, STEADY = (0.005, 0.2), 8  # range of the amplitude of a sound, and in how many parts it is steady
 BATCHES = 10  # of which one in five is held out
 STEPS, RATE = 16, 0.1  # of Adam on images
+_MOST_LOADED = 64  # batches of a loader: thousands of samples tell as much as all
 LEAST_BITS = 2  # that a matrix takes less than the median if made-up inputs hardly reach it
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "context_length")
@@ -70,12 +73,12 @@ def synthetic_calibration(
 
     Args:
         module: whose weights are to be compressed.
-        example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of these, one a batch;
-            None makes inputs up, for language models and image networks.
+        example_inputs: a tensor, a tuple of arguments, a dict, or a list or loader of these, one a batch; None makes
+            inputs up, for language models and image networks.
         symmetries: whether units may be permuted.
     """
     made_up = example_inputs is None
-    batches = _made_up(module) if made_up else _listed(example_inputs, _example_weight(module).device)
+    batches = _made_up(module) if made_up else batches_of(module, example_inputs)
     return calibrate_on_inputs(module, batches, made_up=made_up, symmetries=symmetries)
 
 
@@ -264,22 +267,54 @@ def _are_logits(module: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
     return tensors[0].ndim == 4 and outputs.ndim == 2
 
 
-def _listed(example_inputs: Any, device: torch.device) -> list[Inputs]:
-    """Return example inputs as batches on `device`."""
-    batches = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+def batches_of(module: nn.Module, example_inputs: Any) -> list[Inputs]:
+    """Return example inputs as batches on the device of the module, in the form that its forward function takes."""
+    if isinstance(example_inputs, Tensor | Mapping | tuple) or not isinstance(example_inputs, Iterable):
+        batches, loaded = [example_inputs], False
+    else:
+        loaded = not isinstance(example_inputs, list)
+        with kept_settings():  # a loader that shuffles
+            batches = list(itertools.islice(example_inputs, _MOST_LOADED) if loaded else example_inputs)
     if not batches or not all(any(True for _ in _tensors(batch)) for batch in batches):
         raise ConfigError(
-            "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list of these"
+            "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list or loader of these"
         )
+    device = _example_weight(module).device
     batches = [
         differentiable_batch(tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)) for batch in batches
     ]
-    return [
-        Inputs(keywords=batch)
-        if isinstance(batch, Mapping)
-        else Inputs(batch if isinstance(batch, tuple) else (batch,))
-        for batch in batches
-    ]
+    forms = _forms(module, batches[0])
+    way, inputs = next((form for form in forms if len(forms) > 1 and _accepts(module, form[1](batches[0]))), forms[0])
+    if len(forms) > 1:
+        logging.getLogger("birdie").info("example inputs are given as %s", way)
+    if loaded and len(batches) == _MOST_LOADED:
+        logging.getLogger("birdie").info("of the loader the first %d batches are taken", _MOST_LOADED)
+    return [inputs(batch) for batch in batches]
+
+
+def _forms(module: nn.Module, batch: Any) -> list[tuple[str, Callable[[Any], Inputs]]]:
+    """Return the ways in which a module may take a batch, the likeliest first, each as text and function."""
+    entire = ("forward(batch)", lambda batch: Inputs((batch,)))
+    if isinstance(batch, Mapping):
+        return [("forward(**batch)", lambda batch: Inputs(keywords=batch)), entire]
+    if not isinstance(batch, tuple | list):
+        return [entire]
+    spread = ("forward(*batch)", lambda batch: Inputs(tuple(batch)))
+    first = ("forward(batch[0])", lambda batch: Inputs((batch[0],)))
+    # a loader's batches are lists, of which labels are no arguments
+    if isinstance(batch, tuple):
+        return [spread, entire]
+    return [first, spread, entire] if 0 < _required(module) < len(batch) else [spread, first, entire]
+
+
+def _required(module: nn.Module) -> int:
+    """Return the number of arguments that the forward function has to be given by position; 0: not known."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in kinds and one.default is inspect.Parameter.empty for one in parameters)
 
 
 def _split(inputs: Inputs) -> list[Inputs]:
@@ -355,9 +390,6 @@ def noise_images(channels: int, count: int, generator: torch.Generator, size: tu
     """Return noise of variance 1 whose amplitude falls with frequency, as in photographs; colors correlate.
 
     Args:
-        channels: of an image.
-        count: number of images.
-        generator: of the noise.
         size: height and width.
     """
     spectrum = torch.fft.rfft2(torch.randn(count, channels, *size, generator=generator, device="cpu"))
@@ -375,10 +407,7 @@ def noise_sounds(channels: int, length: int, count: int, generator: torch.Genera
     More channels than two are features, whose variance is 1.
 
     Args:
-        channels: of a sound.
         length: in samples, or in frames of features.
-        count: number of sounds.
-        generator: of the noise.
     """
     spectrum = torch.fft.rfft(torch.randn(count, channels, length, generator=generator, device="cpu"))
     frequency = torch.fft.rfftfreq(length, device="cpu").clamp_min(1 / 256)

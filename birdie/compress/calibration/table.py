@@ -8,8 +8,6 @@ The increase is in the unit of `quality` (`birdie.compress.calibration.kl`).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,13 +27,13 @@ from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.system.callbacks import Progress, reporting
-from birdie.system.files import write_bytes
-from birdie.system.outputs import Kind, Source, require_output
+from birdie.system.figures import image_path, new_figure, write_figure
+from birdie.system.outputs import Source
+from birdie.system.text_table import as_text
 
 BITS = (2.0, 3.0, 4.0, 8.0)
 _SAMPLE = 1 << 16  # weights that tell at which scale a matrix takes so many bits
 _FEW = 3.0  # bits of a weight beyond which half the scale takes one bit more
-_IMAGE = Kind("an image", rb"\x89PNG|%PDF|<\?xml|<svg|\xff\xd8|%!PS")
 _HEIGHT, _TALLEST = 0.22, 60.0  # inches of a row of the figure, and of the figure
 
 
@@ -83,11 +81,9 @@ class SensitivityTable:
         for row in self.rows:
             increases = (f"{row.loss[bits]:.2e}" for bits in columns)
             lines.append((row.name, "×".join(map(str, row.shape)), f"{row.weights:,}", *increases))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(map(str.rjust, line, widths)) for line in lines]
         title = f"increase of the loss if one matrix alone is quantized, {self.unit}"
         unmeasured = [f"not measured: {', '.join(self.unmeasured)}"] if self.unmeasured else []
-        return "\n".join([title, *text, *unmeasured])
+        return "\n".join([title, as_text(lines), *unmeasured])
 
     def plot(self, path: Source, *, overwrite: bool = False) -> None:
         """Draw the increases, one row for each matrix, into an image: .png, .svg, .pdf.
@@ -100,15 +96,8 @@ class SensitivityTable:
             ConfigError: matplotlib is not installed, or does not know the kind of image.
             OutputError: the file cannot be written.
         """
-        suffix = Path(path).suffix[1:]
-        path = require_output(path, kind=_IMAGE, overwrite=overwrite)
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "a plot needs matplotlib, which is not installed; pip install 'birdie-compress[lab]'"
-            ) from error
-        figure = Figure((8, min(1.5 + _HEIGHT * len(self.rows), _TALLEST)), layout="constrained")
+        image = image_path(path, overwrite=overwrite)
+        figure = new_figure(8, min(1.5 + _HEIGHT * len(self.rows), _TALLEST))
         axes, positions = figure.add_subplot(), range(len(self.rows))
         for bits in self.rows[0].loss if self.rows else ():
             axes.plot([row.loss[bits] for row in self.rows], positions, "o", markersize=4, label=f"{bits:g} bits")
@@ -118,12 +107,7 @@ class SensitivityTable:
         axes.set_xlabel(f"increase of the loss if this matrix alone is quantized, {self.unit}")
         axes.grid(alpha=0.2)
         axes.legend()
-        image = BytesIO()
-        try:
-            figure.savefig(image, format=suffix or "png")
-        except ValueError as error:
-            raise ConfigError(f"matplotlib writes no images that end in .{suffix}; use .png, .svg or .pdf") from error
-        write_bytes(path, image.getvalue())
+        write_figure(figure, image)
 
 
 def sensitivity(

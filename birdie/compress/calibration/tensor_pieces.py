@@ -18,19 +18,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Use:
-    """Use of some rows of a tensor in a product with a matrix.
+    """Use of some rows of a tensor in a product with a matrix."""
 
-    Attributes:
-        name: of the tensor.
-        outputs: rows of the matrix.
-        rows: of the tensor, if the matrix has but some of them; else None.
-        count: of all rows of the tensor.
-    """
-
-    name: str
-    outputs: Tensor
-    rows: Tensor | None = None
-    count: int = 0
+    name: str  # of the tensor
+    outputs: Tensor  # rows of the matrix
+    rows: Tensor | None = None  # of the tensor, if the matrix has but some of them; else None
+    count: int = 0  # of all rows of the tensor
 
     @property
     def share(self) -> float:
@@ -47,17 +40,11 @@ class Use:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements of a parameter that are one tensor of a file.
+    """Elements of a parameter that are one tensor of a file."""
 
-    Attributes:
-        name: of the tensor in the file.
-        start: number of its first element in the parameter.
-        offsets: of each dimension: what its index adds to the number of an element, int64.
-    """
-
-    name: str
-    start: int
-    offsets: tuple[Tensor, ...]
+    name: str  # of the tensor in the file
+    start: int  # number of its first element in the parameter
+    offsets: tuple[Tensor, ...]  # of each dimension: what its index adds to the number of an element, int64
 
     @classmethod
     def at(cls, name: str, numbers: Tensor) -> "Piece | None":
@@ -153,20 +140,14 @@ class Fused:
 
 @dataclass(frozen=True)
 class Divided:
-    """A parameter with its name in the module, which has some rows of a tensor of the file.
+    """A parameter with its name in the module, which has some rows of a tensor of the file."""
 
-    Attributes:
-        name, parameter: in the module.
-        tensor: name of the tensor.
-        shape: of the tensor.
-        rows: of the tensor, in the order of the parameter's rows.
-    """
-
+    # name, parameter: in the module
     name: str
     parameter: Tensor
-    tensor: str
-    shape: tuple[int, ...]
-    rows: Tensor
+    tensor: str  # name of the tensor
+    shape: tuple[int, ...]  # of the tensor
+    rows: Tensor  # of the tensor, in the order of the parameter's rows
 
     @property
     def names(self) -> list[str]:

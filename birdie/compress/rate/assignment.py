@@ -50,54 +50,38 @@ Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors that one entry of a file holds, one after the other.
+    """Tensors that one entry of a file holds, one after the other."""
 
-    Attributes:
-        names: sorted.
-        shape: of each.
-    """
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
+    names: tuple[str, ...]  # sorted
+    shape: tuple[int, ...]  # of each
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The tensors of a file with their settled schemes, and the tensors left to a search.
+    """The tensors of a file with their settled schemes, and the tensors left to a search."""
 
-    Attributes:
-        tensors: name → tensor, tied ones once.
-        ties: second name → first name.
-        settled: name → scheme of tensors with a rule; without a target, the schemes of all tensors.
-        small: name → scheme of tensors that are too small for a search.
-        free: names of matrices whose precision a search chooses; empty without a target.
-        reserve: names of long vectors, gates and tiny matrices, kept in 16 bits unless a budget is too tight for that.
-        steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
-        trellis: that the search takes.
-        exact: names of settled tensors that are lossless because they are no weights.
-        quantized: names of settled matrices that are lossless because they are quantized already, and so small that a
-            target allows it; a search may still coarsen them.
-        copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
-        embeddings: names of tensors that the module looks up by tokens, as far as that is known.
-        groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
-        meant: names of tensors of `SMALL` elements and more that are to be quantized, if their numbers allow it.
-        bases: name of a tensor that may be stored relative to another → what makes its numbers and scheme relative.
-    """
-
-    tensors: Mapping[str, Tensor]
-    ties: Mapping[str, str]
-    settled: Mapping[str, Scheme]
-    small: Mapping[str, Scheme]
-    free: tuple[str, ...] = ()
+    tensors: Mapping[str, Tensor]  # name → tensor, tied ones once
+    ties: Mapping[str, str]  # second name → first name
+    settled: Mapping[str, Scheme]  # name → scheme of tensors with a rule; without a target, the schemes of all tensors
+    small: Mapping[str, Scheme]  # name → scheme of tensors that are too small for a search
+    free: tuple[str, ...] = ()  # names of matrices whose precision a search chooses; empty without a target
+    # names of long vectors, gates and tiny matrices, kept in 16 bits unless a budget is too tight for that
     reserve: tuple[str, ...] = ()
-    steered: Scheme | None = None
-    trellis: Trellis = field(default_factory=Trellis)
-    exact: frozenset[str] = frozenset()
+    steered: Scheme | None = None  # the scheme whose scale the search sets; None: the search takes grids or trellises
+    trellis: Trellis = field(default_factory=Trellis)  # that the search takes
+    exact: frozenset[str] = frozenset()  # names of settled tensors that are lossless because they are no weights
+    # names of settled matrices that are lossless because they are quantized already, and so small that a target allows
+    # it; a search may still coarsen them
     quantized: frozenset[str] = frozenset()
+    # second names of `ties` whose tensors are equal and independent (birdie.compress.rate.groups)
     copies: frozenset[str] = frozenset()
+    # names of tensors that the module looks up by tokens, as far as that is known
     embeddings: frozenset[str] = frozenset()
+    # name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups)
     groups: Mapping[str, Group] = field(default_factory=dict)
+    # names of tensors of `SMALL` elements and more that are to be quantized, if their numbers allow it
     meant: frozenset[str] = frozenset()
+    # name of a tensor that may be stored relative to another → what makes its numbers and scheme relative
     bases: Mapping[str, "Relative"] = field(default_factory=dict)
 
     @property

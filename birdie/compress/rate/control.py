@@ -2,7 +2,7 @@
 
     calibrated file ──────────────────────────► error ──┐
     assumed sensitivities, to the same bytes ─► error ──┼─► assumed far worse: the calibrated file
-    mean of both, if these errors are close ──► error ──┘   else the best of three, fitted to the budget
+    mean of both, if these errors are close ──► error ──┘   else the best of three, each fitted to the budget
 
 Few data tell less than the kinds of weights do, and data that do not resemble those of use can mislead. So a
 calibration never counts by itself: it has to be better than none. Where it is clearly better, the control takes one
@@ -34,17 +34,12 @@ _OTHERS: tuple[Source, ...] = ("assumed", "mixture")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Comparison of the sensitivities that a file may follow, on inputs kept apart.
+    """Comparison of the sensitivities that a file may follow, on inputs kept apart."""
 
-    Attributes:
-        kept: those that the file follows: by calibration, assumed, or the mean of both.
-        errors: error of each that was measured, at equal bytes: KL in nats per target, or a relative error.
-        note: why there is no comparison, or on what; empty for one on complete files.
-    """
-
-    kept: Source
+    kept: Source  # those that the file follows: by calibration, assumed, or the mean of both
+    # error of each that was measured, at equal bytes: KL in nats per target, or a relative error
     errors: dict[Source, float]
-    note: str = ""
+    note: str = ""  # why there is no comparison, or on what; empty for one on complete files
 
     def __str__(self) -> str:
         """Return one line for people."""
@@ -64,10 +59,8 @@ def controlled(
     """Return the jobs and the fit with the lowest error; the fit says which that is.
 
     Args:
-        jobs: of the calibrated file.
         fit: of these; without an exponent nothing depends on sensitivities.
         other_jobs: returns the jobs by other sensitivities, or None if there are none.
-        encoder: of the file.
         budget: bytes the file may have.
         calibration: with inputs kept apart.
     """
@@ -108,17 +101,18 @@ def controlled(
         errors[source] = error(encoder.encode(searched, exponent))
         if errors[source] >= _CLEARLY * errors["calibrated"]:
             break
-    kept = min(errors, key=lambda source: errors[source])
-    if kept in others:
+    fits: dict[Source, tuple[Jobs, Fit]] = {"calibrated": (jobs, fit)}
+    while (kept := min(errors, key=lambda source: errors[source])) not in fits:
+        candidate, exponent = others[kept]
         try:
-            other = fit_budget(others[kept][0], encoder, budget, start=None if is_part else others[kept][1])
-            errors[kept] = errors[kept] if is_part else calibration.divergence(other.encoded)
+            other = fit_budget(candidate, encoder, budget, start=None if is_part else exponent)
         except BudgetError:  # estimated sizes were too small
             errors[kept] = math.inf
-        if errors[kept] < errors["calibrated"]:
-            jobs, fit = others[kept][0], other
-        else:
-            kept = "calibrated"
+            continue
+        fits[kept] = candidate, other
+        if not is_part:  # the file that meets the budget may be coarser than the one that was measured
+            errors[kept] = calibration.divergence(other.encoded)
+    jobs, fit = fits[kept]
     control = Control(kept, errors, note)
     logging.getLogger("birdie").info("%s", control)
     return jobs, replace(fit, control=control)

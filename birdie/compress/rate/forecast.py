@@ -45,23 +45,14 @@ _DEPENDENT = 1 << 20  # weights that are coded of tensors of one kind whose rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Expected file of some settings.
+    """Expected file of some settings."""
 
-    Attributes:
-        bytes: size of the file.
-        weights: number of elements of all tensors, tied ones once.
-        error: Σ ‖decoded − weights‖² / Σ ‖weights‖² of the tensors that do not keep every bit, without calibration.
-        seconds: that compression takes, about.
-        fits: False if the budget cannot be met, and `bytes` is the smallest file.
-        lossless: whether every tensor without a rule keeps every bit.
-    """
-
-    bytes: int
-    weights: int
-    error: float
-    seconds: float
-    fits: bool = True
-    lossless: bool = False
+    bytes: int  # size of the file
+    weights: int  # number of elements of all tensors, tied ones once
+    error: float  # Σ ‖decoded − weights‖² / Σ ‖weights‖² of the tensors that do not keep every bit, without calibration
+    seconds: float  # that compression takes, about
+    fits: bool = True  # False if the budget cannot be met, and `bytes` is the smallest file
+    lossless: bool = False  # whether every tensor without a rule keeps every bit
 
     @property
     def bits_per_weight(self) -> float:
@@ -75,15 +66,10 @@ class Forecast:
 
 @dataclass(slots=True)
 class Forecaster:
-    """Forecasts of files of one assignment.
+    """Forecasts of files of one assignment."""
 
-    Attributes:
-        assignment: settled schemes, and the matrices that a search may coarsen.
-        encoder: of the file.
-    """
-
-    assignment: Assignment
-    encoder: Encoder
+    assignment: Assignment  # settled schemes, and the matrices that a search may coarsen
+    encoder: Encoder  # of the file
     _jobs: dict[tuple[str, ...], Jobs] = field(default_factory=dict)
     _settled: dict[tuple[str, ...], "_Measured"] = field(default_factory=dict)
     _points: dict[tuple[tuple[str, ...], float], "_Measured"] = field(default_factory=dict)
@@ -204,37 +190,26 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """Figures of a tensor, or of a block of it.
+    """Figures of a tensor, or of a block of it."""
 
-    Attributes:
-        coded: its form in the file.
-        estimate: its bytes by estimation, which are those of `coded` if it was not coded; `weights` of those without
-            tables.
-        error, square: squares of its errors and of its weights.
-        seconds: of one thread, if it was coded.
-    """
-
-    coded: Coded
+    coded: Coded  # its form in the file
+    # its bytes by estimation, which are those of `coded` if it was not coded; `weights` of those without tables
     estimate: float
     weights: float
+    # error, square: squares of its errors and of its weights
     error: float
     square: float
-    seconds: float = 0.0
+    seconds: float = 0.0  # of one thread, if it was coded
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Extent to which tensors are looked at, as the encoder of the file codes them at an exponent.
-
-    Attributes:
-        share: of the rows that are taken.
-        most: weights of a matrix that are taken.
-    """
+    """Extent to which tensors are looked at, as the encoder of the file codes them at an exponent."""
 
     encoder: Encoder
     exponent: float
-    share: float
-    most: int = _WEIGHTS
+    share: float  # of the rows that are taken
+    most: int = _WEIGHTS  # weights of a matrix that are taken
 
 
 def _figures_of(alike: Sequence[Job], look: _Look, pool: ThreadPoolExecutor) -> dict[str, _Figures]:
@@ -298,11 +273,11 @@ def _figures_of_block(job: Job, rows: slice, look: _Look, coded: bool) -> _Figur
     less = _encode(job.alone.cut(halves), slice(None), look, True) if coded else None
     left = count / (_PARTS * step) - 1  # rows that are not looked at, in units of those that are
     lengths = [stream.length for stream in more.coded.streams]
-    unit = step / (step - step // 2)
+    factor = step / (step - step // 2)
     added, added_s = [more.weights, *(0 for _ in lengths[1:])], more.seconds
     if less is not None and len(less.coded.streams) == len(lengths):
-        added = [unit * (end - stream.length) for end, stream in zip(lengths, less.coded.streams, strict=True)]
-        added_s = unit * max(more.seconds - less.seconds, more.seconds / 4)  # or it was the first call of a kernel
+        added = [factor * (end - stream.length) for end, stream in zip(lengths, less.coded.streams, strict=True)]
+        added_s = factor * max(more.seconds - less.seconds, more.seconds / 4)  # or it was the first call of a kernel
     streams = [
         _Expected(stream.coder, b"", max(0, round(length + left * add)))
         for stream, length, add in zip(more.coded.streams, lengths, added, strict=True)

@@ -1,18 +1,23 @@
-"""Groups of tiny tensors, as adapters and hypernetworks have thousands of: those of one kind are coded as one tensor.
+"""Fewer tensors to code: equal ones are stored once, and tiny ones of one kind are coded as one tensor.
 
+    a head that was written untied from the embedding ──► an alias, in a list of those that are copies: `birdie.load`
+                                                          returns independent tensors for them
     64 or more tensors of one shape, dtype and scheme ──► one below the other ──► an entry that they share
     scale b.weight, scale c.weight, …                                             (artifact/container.py: members)
 
-A coder that starts anew for a few hundred numbers takes milliseconds for its tables and hardly learns anything. Only
-schemes that encode rows without regard to others are grouped, so every value is what it would be alone.
+Tensors with different schemes stay apart, since rules named them apart. Adapters and hypernetworks have thousands of
+tiny tensors: a coder that starts anew for a few hundred numbers takes milliseconds for its tables and hardly learns
+anything. Only schemes that encode rows without regard to others are grouped, so every value is what it would be alone.
 """
 
+import hashlib
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,34 +25,86 @@ from birdie.compress.rate.assignment import Assignment, Group
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import small_scheme
-from birdie.compress.tensors import planes
+from birdie.compress.tensors import parts, planes, to_bits
 
 LEAST = 64  # tensors of a group
 TINY = 1 << 10  # elements of a tensor, at most
 MOST = 1 << 17  # elements of a group, about: one tensor of it can be read alone, but all are decoded for that
 _LARGEST = 2.0**15  # magnitudes above may be beyond a scheme, whose error must name the tensor
+LEAST_BYTES = 1 << 10  # of a tensor; an alias takes some bytes, too
+_SAMPLE = 64  # elements that are compared before all of them are hashed, about so many
+
+
+def merge_copies(assignment: Assignment) -> Assignment:
+    """Return the assignment with equal tensors of one scheme only under the first of their names."""
+    tensors = {name: tensor for name, tensor in assignment.tensors.items() if tensor.nbytes >= LEAST_BYTES}
+    schemes = {**assignment.settled, **assignment.small}
+
+    def kind(name: str) -> Hashable:
+        tensor = tensors[name]
+        part = next(parts(tensor)).reshape(-1)
+        sample = part[:: 1 + len(part) // _SAMPLE].resolve_conj().resolve_neg().cpu().contiguous()
+        return tensor.dtype, tensor.shape, bytes(sample.view(torch.uint8).numpy())
+
+    tied, copies = {*assignment.ties.values()}, dict[str, str]()
+    for alike in _alike(tensors, kind, 2).values():
+        for equal in _alike(alike, lambda name: (repr(schemes.get(name)), _digest(tensors[name])), 2).values():
+            # One with several names comes first, and a second such stays apart: its names share one tensor when loaded.
+            first, *others = sorted(equal, key=lambda name: name not in tied)
+            others = [name for name in others if name not in tied]
+            if others and not _is_constant(tensors[first]):  # a constant takes fewer bytes than an alias
+                copies |= dict.fromkeys(others, first)
+    if not copies:
+        return assignment
+
+    def unique(items: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: item for name, item in items.items() if name not in copies}
+
+    return replace(
+        assignment,
+        tensors=unique(assignment.tensors),
+        ties={**assignment.ties, **copies},
+        settled=unique(assignment.settled),
+        small=unique(assignment.small),
+        free=tuple(name for name in assignment.free if name not in copies),
+        reserve=tuple(name for name in assignment.reserve if name not in copies),
+        exact=assignment.exact - copies.keys(),
+        quantized=assignment.quantized - copies.keys(),
+        copies=frozenset(copies),
+    )
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """Return the SHA-256 of the bits of a tensor."""
+    total = hashlib.sha256()
+    for part in parts(tensor):
+        total.update(np.ascontiguousarray(to_bits(part.reshape(-1))).data)
+    return total.digest()
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    bits = to_bits(tensor)
+    return bool((bits == bits[0, 0]).all())
 
 
 def group_tiny_tensors(assignment: Assignment) -> Assignment:
     """Return the assignment with tiny tensors of one kind as one tensor."""
     tensors = assignment.tensors
-    alike: dict[Hashable, list[str]] = {}
-    for name, tensor in tensors.items():
-        if 0 < tensor.numel() <= TINY and name not in assignment.bases:
-            alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(name)
-    kind = _kinds(assignment) if any(len(names) >= LEAST for names in alike.values()) else {}
+    tiny = [name for name, tensor in tensors.items() if 0 < tensor.numel() <= TINY and name not in assignment.bases]
+    alike = _alike(tiny, lambda name: (tensors[name].shape, tensors[name].dtype, tensors[name].device), LEAST)
+    kind = _kinds(assignment) if alike else {}
     groups: dict[str, Group] = {}
     stacked: dict[str, Tensor] = {}
     kinds: dict[str, _GroupKind] = {}
     for names in alike.values():
-        for key, members in _by(names, [kind.get(name) for name in names]):
+        for key, members in _alike(names, kind.get, LEAST).items():
             if key is None:
                 continue
             for some in _parts(members, tensors, key):
                 group = f"\0group{len(groups)}"
                 groups[group] = Group(tuple(some), tuple(tensors[some[0]].shape))
-                parts = [tensors[name].detach() for name in some]
-                stacked[group] = torch.cat(parts) if parts[0].ndim > 1 else torch.stack(parts)
+                rows = [tensors[name].detach() for name in some]
+                stacked[group] = torch.cat(rows) if rows[0].ndim > 1 else torch.stack(rows)
                 kinds[group] = key
     if not groups:
         return assignment
@@ -75,19 +132,12 @@ def group_tiny_tensors(assignment: Assignment) -> Assignment:
 
 @dataclass(frozen=True, slots=True)
 class _GroupKind:
-    """Properties that the tensors of a group share, beside shape and dtype.
+    """Properties that the tensors of a group share, beside shape and dtype."""
 
-    Attributes:
-        scheme: that is settled; None for those of a search.
-        searched: whether a search chooses the precision at first, or only if the budget is tight.
-        is_exact: whether the tensor is no weight.
-        otherwise: the scheme of a tensor that a search may coarsen and does not.
-    """
-
-    scheme: Scheme | None
-    searched: bool = False
-    is_exact: bool = False
-    otherwise: Scheme | None = None
+    scheme: Scheme | None  # that is settled; None for those of a search
+    searched: bool = False  # whether a search chooses the precision at first, or only if the budget is tight
+    is_exact: bool = False  # whether the tensor is no weight
+    otherwise: Scheme | None = None  # the scheme of a tensor that a search may coarsen and does not
 
 
 def _kinds(assignment: Assignment) -> dict[str, _GroupKind]:
@@ -138,9 +188,10 @@ def _of_one_size(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[l
     yield run
 
 
-def _by(names: Sequence[str], keys: Sequence[Any]) -> list[tuple[Any, list[str]]]:
-    """Return the names of each key, in order, where there are enough of them."""
+def _alike(names: Iterable[str], key: Callable[[str], Any], least: int) -> dict[Any, list[str]]:
+    """Return the names of each key, in order, where there are enough; the keys of too few names are not computed."""
     by_key: dict[Any, list[str]] = {}
-    for name, key in zip(names, keys, strict=True):
-        by_key.setdefault(key, []).append(name)
-    return [(key, members) for key, members in by_key.items() if len(members) >= LEAST]
+    if len(names := list(names)) >= least:
+        for name in names:
+            by_key.setdefault(key(name), []).append(name)
+    return {one: members for one, members in by_key.items() if len(members) >= least}

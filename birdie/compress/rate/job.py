@@ -42,16 +42,13 @@ _NO_ROWS = np.zeros((0, 0), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of a tensor that are encoded.
+    """The numbers of a tensor that are encoded."""
 
-    Attributes:
-        name, tensor: of the file.
-        weight: as the scheme encodes it: a stack as one matrix, a long vector as rows without its tail, complex numbers
-            as real ones.
-    """
-
+    # name, tensor: of the file
     name: str
     tensor: Tensor
+    # as the scheme encodes it: a stack as one matrix, a long vector as rows without its tail, complex numbers as real
+    # ones
     weight: Tensor
 
     @property
@@ -172,14 +169,10 @@ class Job(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone(Job):
-    """A tensor that is encoded without regard to a base.
+    """A tensor that is encoded without regard to a base."""
 
-    Attributes:
-        numbers: that are encoded.
-        sensitivities: name → sensitivity by calibration; may read files, so it is asked when it is needed.
-    """
-
-    numbers: Numbers
+    numbers: Numbers  # that are encoded
+    # name → sensitivity by calibration; may read files, so it is asked when it is needed
     sensitivities: Mapping[str, Sensitivity] = field(default_factory=dict)
 
     @property
@@ -267,24 +260,19 @@ class Fixed(Alone):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free(Alone):
-    """A tensor whose scale the exponent sets.
+    """A tensor whose scale the exponent sets."""
 
-    Attributes:
-        factors: of error feedback.
-        level: log2 of the deviation and of the root of the sensitivity; unit: the mean of all levels.
-    """
-
-    factors: Feedback
-    level: float
-    unit: float
+    factors: Feedback  # of error feedback
+    log_deviation: float  # log2 of the deviation and of the root of the sensitivity
+    mean_log_deviation: float  # of all matrices
 
     def normalized(self, share: float) -> NDArray[np.float32]:
         """Return a share of the rows, divided by their scales at exponent 0, flat."""
         step = max(1, round(1 / share)) if self.weight.ndim > 1 else 1
         some = self.numbers.every_nth_row(0, step) if self.weight.ndim > 1 else self.numbers.values()
         row_weight = self.factors.row_weight[::step]
-        unit = np.outer(row_weight**0.5, self.factors.column_weight**0.5) * 2.0**-self.unit
-        return np.asarray(finite_rows(self.name, some) * unit, dtype=np.float32).reshape(-1)
+        factor = np.outer(row_weight**0.5, self.factors.column_weight**0.5) * 2.0**-self.mean_log_deviation
+        return np.asarray(finite_rows(self.name, some) * factor, dtype=np.float32).reshape(-1)
 
     def sample(self, every: int, least: int) -> "Free":
         """Return the job of every n-th row, of at least so many rows: it can be measured, not decoded."""
@@ -308,11 +296,11 @@ class Free(Alone):
 
     def _sigma(self, exponent: float) -> float:
         """Return the scale in deviations of this tensor."""
-        return float(min(2.0 ** (exponent + self.unit - self.level), WIDEST))
+        return float(min(2.0 ** (exponent + self.mean_log_deviation - self.log_deviation), WIDEST))
 
     def _settings(self, rows: slice, exponent: float) -> str:
         factors = self.factors.of_rows(rows)
-        chosen = self._chosen, exponent + self.unit - self.level
+        chosen = self._chosen, exponent + self.mean_log_deviation - self.log_deviation
         return f"{chosen} {digest(factors.row_weight, factors.column_weight)}"
 
     @property
@@ -322,14 +310,10 @@ class Free(Alone):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched(Free):
-    """A tensor that a trellis encodes.
+    """A tensor that a trellis encodes."""
 
-    Attributes:
-        trellis: of the file.
-        down_columns: whether paths of a trellis run down the columns only without calibration, which decodes faster.
-    """
-
-    trellis: Trellis
+    trellis: Trellis  # of the file
+    # whether paths of a trellis run down the columns only without calibration, which decodes faster
     down_columns: bool = True
 
     @property
@@ -347,9 +331,9 @@ class Searched(Free):
         return replace(super(Searched, self)._with_rows(some, row_weight), down_columns=False)
 
     def _encode(self, values: Tensor, rows: slice, exponent: float, draft: bool) -> Encoded:
-        exponent += self.unit
+        exponent += self.mean_log_deviation
         if self.name not in self.sensitivities and not self.numbers.is_delta:
-            exponent = min(exponent, self.level + math.log2(WIDEST))
+            exponent = min(exponent, self.log_deviation + math.log2(WIDEST))
         factors = self.factors.of_rows(rows)
         return self.own_trellis.encode_with(self.name, values, factors, 2.0**exponent, draft=draft)
 

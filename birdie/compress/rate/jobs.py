@@ -73,23 +73,17 @@ class _Shared(TypedDict):
     numbers: Numbers
     sensitivities: Mapping[str, Sensitivity]
     factors: Feedback
-    level: float
-    unit: float
+    log_deviation: float
+    mean_log_deviation: float
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of a file.
+    """The jobs of a file."""
 
-    Attributes:
-        assignment: of the tensors.
-        by_name: name → job.
-        coarsest: the largest exponent; the least is `FINEST`.
-    """
-
-    assignment: Assignment
-    by_name: Mapping[str, Job]
-    coarsest: float
+    assignment: Assignment  # of the tensors
+    by_name: Mapping[str, Job]  # name → job
+    coarsest: float  # the largest exponent; the least is `FINEST`
 
     @property
     def searched(self) -> list[Job]:
@@ -204,28 +198,28 @@ def jobs_of(
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         fed = _factors_of(assignment, matrices, known, factors, trellis.output, pool, world or World())
         transforms = dict(zip([one.name for one in uncalibrated], pool.map(_transform, uncalibrated), strict=True))
-    levels = {}
+    deviations = {}
     for name in matrices:
-        level = _level(numbers[name], fed[name])
-        if level is not None:  # else it did not change
-            levels[name] = level
-    # The unit makes the exponent mean log2 of the typical scale in standard deviations: it is the mean, over weights,
+        deviation = _log_deviation(numbers[name], fed[name])
+        if deviation is not None:  # else it did not change
+            deviations[name] = deviation
+    # The mean makes the exponent log2 of the typical scale in standard deviations: it is the mean, over weights,
     # of log2 (deviation · root of the Fisher information that remains after feedback).
-    total = sum(level * matrices[name].numel() for name, level in levels.items())
-    unit = total / max(sum(matrices[name].numel() for name in levels), 1)
+    total = sum(deviation * matrices[name].numel() for name, deviation in deviations.items())
+    mean = total / max(sum(matrices[name].numel() for name in deviations), 1)
     for name, one in numbers.items():
         shared: _Shared = {
             "numbers": one,
             "sensitivities": known,
             "factors": fed[name],
-            "level": levels.get(name, unit),
-            "unit": unit,
+            "log_deviation": deviations.get(name, mean),
+            "mean_log_deviation": mean,
         }
         jobs[name] = one.job(_free(assignment, transforms.get(name), down_columns, **shared))
     coarsest = COARSEST
-    if levels:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
+    if deviations:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
         zeros_help = known or any(one.is_delta for one in numbers.values())
-        coarsest = max(levels.values()) - unit + (_BEYOND if zeros_help else math.log2(WIDEST))
+        coarsest = max(deviations.values()) - mean + (_BEYOND if zeros_help else math.log2(WIDEST))
         coarsest = max(coarsest, COARSEST) if zeros_help else coarsest
     return Jobs(assignment, {name: jobs[name] for name in assignment.tensors}, coarsest)
 
@@ -239,7 +233,7 @@ def _free(assignment: Assignment, transform: "Transform | None", down_columns: b
     return Searched(**shared, trellis=assignment.trellis, down_columns=down_columns)
 
 
-def _level(numbers: Numbers, factors: Feedback) -> float | None:
+def _log_deviation(numbers: Numbers, factors: Feedback) -> float | None:
     """Return log2 of the deviation and of the root of the sensitivity; None for a difference of zeros."""
     weights = np.log2(factors.row_weight)
     columns = float(np.log2(factors.column_weight).mean())

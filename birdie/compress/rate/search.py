@@ -61,27 +61,16 @@ _NARROW = 1 / 512  # octaves of the bracket at which a search for quality stops
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All tensors of a file that meets its target.
+    """All tensors of a file that meets its target."""
 
-    Attributes:
-        encoded: every tensor; coded, but for a quality.
-        bytes: size of the complete file, if that is the target; else 0.
-        sigma: typical scale in standard deviations; None if nothing was searched, or everything is lossless.
-        rounds: how many times the complete model was coded or measured.
-        divergence: KL in nats per target, if it was measured.
-        untuned: the same without tuning, if there was one.
-        nothing_to_tune: tuning was asked for, and there was nothing to train.
-        control: comparison with what is assumed, after a calibration.
-    """
-
-    encoded: EncodedState
-    bytes: int
-    sigma: float | None
-    rounds: int = 0
-    divergence: float | None = None
-    untuned: float | None = None
-    nothing_to_tune: bool = False
-    control: "Control | None" = None
+    encoded: EncodedState  # every tensor; coded, but for a quality
+    bytes: int  # size of the complete file, if that is the target; else 0
+    sigma: float | None  # typical scale in standard deviations; None if nothing was searched, or everything is lossless
+    rounds: int = 0  # how many times the complete model was coded or measured
+    divergence: float | None = None  # KL in nats per target, if it was measured
+    untuned: float | None = None  # the same without tuning, if there was one
+    nothing_to_tune: bool = False  # tuning was asked for, and there was nothing to train
+    control: "Control | None" = None  # comparison with what is assumed, after a calibration
 
 
 def fit_budget(jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None = None) -> Fit:
@@ -91,7 +80,6 @@ def fit_budget(jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None
     twice. It decides nothing.
 
     Args:
-        jobs: of the file.
         encoder: of the file; codes the model about four times, at most `ROUNDS` + 2.
         budget: bytes the file may have.
         start: exponent to begin with, if the model is known not to fit losslessly.
@@ -127,10 +115,7 @@ def fit_rest(jobs: Jobs, encoder: Encoder, budget: int, encoded: Mapping[str, Qu
     """Choose the exponent of some tensors so that the file lands just under `budget` bytes.
 
     Args:
-        jobs: of the file.
-        encoder: of the file.
         budget: bytes the file may have.
-        encoded: the other tensors.
         start: exponent to begin with.
     """
     coded = encoder.coded(EncodedState(dict(encoded), {})).tensors
@@ -147,7 +132,6 @@ def fit_quality(
     """Choose the coarsest exponent that costs at most `quality`, in nats of KL or whatever `difference` measures.
 
     Args:
-        jobs: of the file.
         encoder: encodes them once a round.
         quality: largest mean KL in nats per target.
         difference: mean KL of these tensors from the float model, or a relative error (calibration/kl.py).

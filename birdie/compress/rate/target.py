@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any
 
 from birdie.errors import ConfigError
+from birdie.system.parsing import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,8 @@ def parse_size(text: str) -> int:
     if not 1 <= size < 2**63:
         raise ConfigError(f"size {text[:40]!r} is out of range; give one above zero and below 2^63 bytes")
     return size
+
+
+def size_of(name: str, value: int | str | None) -> int | None:
+    """Return the bytes of an option, a whole number or a text such as "16MB"; None stays None."""
+    return parse_size(value) if isinstance(value, str) else whole_number(name, value)

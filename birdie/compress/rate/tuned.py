@@ -44,16 +44,7 @@ _SHARES = (0.5, 1.0)  # of the time that is left, for two attempts at a quality
 def tuned(
     jobs: Jobs, fit: Fit, target: Target, encoder: Encoder, calibration: CalibrationResult, seconds: float
 ) -> Fit:
-    """Return the better of a fit and of what tuning makes of it; its `untuned` is the error without.
-
-    Args:
-        jobs: of the file.
-        fit: that meets the target.
-        target: of the file.
-        encoder: of the file.
-        calibration: with batches.
-        seconds: that training may take.
-    """
+    """Return the better of a fit and of what tuning makes of it; its `untuned` is the error without."""
     untuned = calibration.divergence(fit.encoded)
     work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), encoder)
     fit = replace(fit, divergence=untuned, untuned=untuned)

@@ -192,11 +192,11 @@ def encode_levels(
             levels, costs = np.delete(levels, nearest), np.delete(costs, nearest)
         zero = int(np.searchsorted(levels, 0))
         levels, costs = np.insert(levels, zero, 0.0), np.insert(costs, zero, costs.max(initial=0.0))
-    numbers, unit = _integer_levels(levels)
-    stored = unit + indices
-    if unit <= LOWEST or int(stored.min()) < LOWEST or int(stored.max()) > HIGHEST:
+    numbers, index = _integer_levels(levels)
+    stored = index + indices
+    if index <= LOWEST or int(stored.min()) < LOWEST or int(stored.max()) > HIGHEST:
         return None
-    levels = np.asarray(numbers * float(scales_of(np.array([unit]))[0]), np.float64)
+    levels = np.asarray(numbers * float(scales_of(np.array([index]))[0]), np.float64)
     if len(levels) != len(costs):
         costs = np.zeros(len(levels))
     symbols = np.empty(scaled.shape, np.uint8)
@@ -214,9 +214,9 @@ def _integer_levels(levels: _Array) -> tuple[NDArray[np.int32], int]:
     if largest == 0:
         return np.zeros(1, np.int32), 0
     gap = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
-    unit = int(nearest_indices(np.array([max(gap / _FINE, largest / _RANGE)]))[0])
-    exact = levels / float(scales_of(np.array([unit]))[0])
-    return np.unique(np.rint(exact)).astype(np.int32), unit
+    index = int(nearest_indices(np.array([max(gap / _FINE, largest / _RANGE)]))[0])
+    exact = levels / float(scales_of(np.array([index]))[0])
+    return np.unique(np.rint(exact)).astype(np.int32), index
 
 
 def _binned(scaled: _Rows, weights: Importance, used: NDArray[np.bool_]) -> tuple[_Array, _Array, _Array]:

@@ -40,19 +40,12 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Transform of the axes of a tensor, as described in the file.
+    """Transform of the axes of a tensor, as described in the file."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        edge: length of a DCT's blocks.
-        levels: octaves of a wavelet.
-        kernel: whether only the third axis and those after it are transformed: the taps of a convolution.
-    """
-
-    kind: str
-    edge: int
-    levels: int
-    kernel: bool = False
+    kind: str  # one of `KINDS`
+    edge: int  # length of a DCT's blocks
+    levels: int  # octaves of a wavelet
+    kernel: bool = False  # whether only the third axis and those after it are transformed: the taps of a convolution
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the length of a block along each axis; 1 if the axis is not transformed."""

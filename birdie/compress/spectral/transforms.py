@@ -32,18 +32,13 @@ _Run = tuple[int, int, int]  # axes from, to (not included), length of a block a
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Invertible transform of a tensor's axes.
+    """Invertible transform of a tensor's axes."""
 
-    Attributes:
-        kind: identity, dct, wavelet53, wavelet97 or hadamard (over columns, the first dimension being rows).
-        edge: block length of the DCT along each axis, 2 to 64; a shorter axis, or the remainder of one, is a block.
-        levels: octaves of a wavelet, 1 to 16; fewer if an axis is too short.
-        axes: "all", or "kernel": only those after the first two, the taps of a convolution.
-    """
-
-    kind: str = "dct"
+    kind: str = "dct"  # identity, dct, wavelet53, wavelet97 or hadamard (over columns, the first dimension being rows)
+    # block length of the DCT along each axis, 2 to 64; a shorter axis, or the remainder of one, is a block
     edge: int = 8
-    levels: int = 3
+    levels: int = 3  # octaves of a wavelet, 1 to 16; fewer if an axis is too short
+    # "all", or "kernel": only those after the first two, the taps of a convolution
     axes: Literal["all", "kernel"] = "all"
 
     def __post_init__(self) -> None:

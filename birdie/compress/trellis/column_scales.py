@@ -30,21 +30,13 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a matrix, as their scales are chosen.
+    """Columns of a matrix, as their scales are chosen."""
 
-    Attributes:
-        power: (columns,) mean square of the weights of each, divided by the scales of their rows.
-        fisher: (columns,) Fisher information of each; a column of Fisher information 1 has the ideal scale 1.
-        rows: of the matrix.
-        distortion: mean squared error at high rate, in squared scales.
-        resolution: indices per octave.
-    """
-
-    power: Values
-    fisher: Values
-    rows: int
-    distortion: float
-    resolution: int
+    power: Values  # (columns,) mean square of the weights of each, divided by the scales of their rows
+    fisher: Values  # (columns,) Fisher information of each; a column of Fisher information 1 has the ideal scale 1
+    rows: int  # of the matrix
+    distortion: float  # mean squared error at high rate, in squared scales
+    resolution: int  # indices per octave
 
     def scales(self) -> tuple[Values | None, float]:
         """Return the scale of each column, None for a common scale, and a gain that all scales are multiplied by."""

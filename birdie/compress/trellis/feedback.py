@@ -28,16 +28,12 @@ Matrix = NDArray[np.float32]
 
 
 class ColumnBlock(NamedTuple):
-    """Feedback among some columns, by any Hessian.
+    """Feedback among some columns, by any Hessian."""
 
-    Attributes:
-        coefficients: (columns, columns), upper triangular with ones on the diagonal: the error of column j times [j, k]
-            is subtracted from column k > j.
-        pivots: (columns,), what remains of the Hessian's weight on each column.
-    """
-
+    # (columns, columns), upper triangular with ones on the diagonal: the error of column j times [j, k] is subtracted
+    # from column k > j
     coefficients: Matrix
-    pivots: NDArray[np.float64]
+    pivots: NDArray[np.float64]  # (columns,), what remains of the Hessian's weight on each column
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +94,15 @@ class TapFeedback:
     σ = 1ᵀα + m 1ᵀτ and g = c (1 − 1ᵀβ) / (1 + c σ), the later taps move by −(β + g α) and later channels by −g τ. What
     remains of H's weight on column j is the pivot of T plus g (1 − 1ᵀβ). Columns of other scales are brought to one
     before, and back after.
-
-    Attributes:
-        covariance: of the inputs, damped.
-        beta, alpha: (taps, taps), row t, column of a later tap; zeros elsewhere.
-        tau: (taps,).
-        gain: (columns,), g.
-        scales: (columns,), roots of the power of columns.
     """
 
-    covariance: TapCovariance
+    covariance: TapCovariance  # of the inputs, damped
+    # beta, alpha: (taps, taps), row t, column of a later tap; zeros elsewhere
     beta: NDArray[np.float64]
     alpha: NDArray[np.float64]
-    tau: NDArray[np.float64]
-    gain: NDArray[np.float64]
-    scales: NDArray[np.float64]
+    tau: NDArray[np.float64]  # (taps,)
+    gain: NDArray[np.float64]  # (columns,), g
+    scales: NDArray[np.float64]  # (columns,), roots of the power of columns
 
     @classmethod
     def of(cls, covariance: TapCovariance, columns: int) -> "tuple[TapFeedback, NDArray[np.float64]]":
@@ -171,22 +161,18 @@ class TapFeedback:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Coefficients of error feedback, and the weights of rows and columns that remain after it.
+    """Coefficients of error feedback, and the weights of rows and columns that remain after it."""
 
-    Attributes:
-        order: columns in the order of quantization.
-        columns: feedback from column to column, in that order; None for inputs that do not correlate.
-        rows: (rows, rows): the error of row i times [i, k] is subtracted from row k of a later block; (0, 0) without
-            feedback to rows.
-        column_weight, row_weight: Fisher information that remains of each, in the order of the matrix.
-        equal: (columns,) scales of columns that are taken to be alike but for these; None: all are of one scale.
-    """
-
-    order: NDArray[np.int64]
+    order: NDArray[np.int64]  # columns in the order of quantization
+    # feedback from column to column, in that order; None for inputs that do not correlate
     columns: BlockFeedback | TapFeedback | None
+    # (rows, rows): the error of row i times [i, k] is subtracted from row k of a later block; (0, 0) without feedback
+    # to rows
     rows: Matrix
+    # column_weight, row_weight: Fisher information that remains of each, in the order of the matrix
     column_weight: NDArray[np.float64]
     row_weight: NDArray[np.float64]
+    # (columns,) scales of columns that are taken to be alike but for these; None: all are of one scale
     equal: NDArray[np.float64] | None = None
 
     def of_rows(self, rows: slice) -> "Feedback":
@@ -209,7 +195,6 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     """Return the factors for a matrix (rows, columns); without sensitivity nothing is fed back and all weights are 1.
 
     Args:
-        sensitivity: of the matrix.
         rows, columns: shape of the matrix.
         output: whether errors are fed back to rows too, if the output covariance is known.
     """

@@ -47,16 +47,11 @@ _NEUTRAL = np.float32(1e30)  # an integer, so that every path costs nothing ther
 
 @dataclass(frozen=True, slots=True)
 class WeightDensity:
-    """Density of the weights of a matrix: Student's t, scaled by row and column.
+    """Density of the weights of a matrix: Student's t, scaled by row and column."""
 
-    Attributes:
-        row: (rows,) mean squares; column: (columns,) mean squares, about 1.
-        freedom: degrees of freedom ν, above 4.
-    """
-
-    row: NDArray[np.float64]
-    column: Matrix
-    freedom: float
+    row: NDArray[np.float64]  # (rows,) mean squares
+    column: Matrix  # (columns,) mean squares, about 1
+    freedom: float  # degrees of freedom ν, above 4
 
     @classmethod
     def of(cls, weight: Matrix) -> "WeightDensity":
@@ -85,21 +80,14 @@ class WeightDensity:
 
 
 class FeedbackFactors(NamedTuple):
-    """Factors of a search.
+    """Factors of a search."""
 
-    Attributes:
-        inverse: (rows,) 1 / scale of rows, 0 for a row that is left out; inverse_column: (columns,) the same.
-        power: (rows,) ν s² of rows in squared scales; column_power: (columns,) factors of it.
-        gain: (ν + 1) · price / (2 ln 2).
-        code: of the machine, see `_code`.
-    """
-
-    inverse: Matrix
-    inverse_column: Matrix
-    power: Matrix
-    column_power: Matrix
-    gain: np.float32
-    code: tuple[int, int, int, int]
+    inverse: Matrix  # (rows,) 1 / scale of rows, 0 for a row that is left out
+    inverse_column: Matrix  # (columns,) the same
+    power: Matrix  # (rows,) ν s² of rows in squared scales
+    column_power: Matrix  # (columns,) factors of it
+    gain: np.float32  # (ν + 1) · price / (2 ln 2)
+    code: tuple[int, int, int, int]  # of the machine, see `_code`
 
     @classmethod
     def of(cls, density: WeightDensity, row: Matrix, column: Matrix, states: int, price: float) -> "FeedbackFactors":
@@ -132,7 +120,6 @@ def quantize(
 
     Args:
         weight: (rows, columns); divided by its scales it stays within `LARGEST`.
-        density: of the numbers of `weight`.
         row: scales of rows; 0 for a row that is left out, whose numbers are all 0. A path along rows has none.
         column: scales of columns.
         states: of the trellis, 4 or more; negative for one path along the rows.

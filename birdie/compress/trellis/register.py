@@ -18,19 +18,13 @@ from birdie.entropy.trellis_states import machine
 
 
 class Register(NamedTuple):
-    """A machine as a shift register.
+    """A machine as a shift register."""
 
-    Attributes:
-        odd: (half,) 1 if states 2j and 2j + 1 shift the grid.
-        parity: (half,) of the number on the way from 2j to j; that to j + half, or from 2j + 1, is the other one.
-        swapped: (half,) 1 if 2j + 1 comes before 2j in the order of the machine's states.
-        original: (states,) the machine's state.
-    """
-
-    odd: NDArray[np.uint8]
+    odd: NDArray[np.uint8]  # (half,) 1 if states 2j and 2j + 1 shift the grid
+    # (half,) of the number on the way from 2j to j; that to j + half, or from 2j + 1, is the other one
     parity: NDArray[np.uint8]
-    swapped: NDArray[np.uint8]
-    original: NDArray[np.int64]
+    swapped: NDArray[np.uint8]  # (half,) 1 if 2j + 1 comes before 2j in the order of the machine's states
+    original: NDArray[np.int64]  # (states,) the machine's state
 
 
 @cache

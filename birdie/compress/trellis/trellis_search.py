@@ -36,7 +36,6 @@ def search(
         most: (rows,), largest magnitude of each row.
         factors: of error feedback.
         row, column: scales; that of a row is 0 where it is left out.
-        states: of the trellis.
         price: of a bit, in squared scales.
         along: whether one path may run along the rows.
         zeros: (rows, columns), for one state: weights that take the number 0.

@@ -55,14 +55,10 @@ _BUCKETS, _SPAN = 512, 8.0  # histogram of normalized weights, up to this many d
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bits of each number by the expected deviation of its weight.
+    """Bits of each number by the expected deviation of its weight."""
 
-    Attributes:
-        table: (bins, 2, 2 · REACH + 1): bits of number n − REACH on either grid, by bin of the deviation.
-        row, column: logarithmic deviations; the bin of weight (i, j) is the rounded row[i] + column[j].
-    """
-
-    table: Matrix
+    table: Matrix  # (bins, 2, 2 · REACH + 1): bits of number n − REACH on either grid, by bin of the deviation
+    # row, column: logarithmic deviations; the bin of weight (i, j) is the rounded row[i] + column[j]
     row: Matrix
     column: Matrix
 
@@ -110,7 +106,6 @@ def quantize(
 
     Args:
         weight: (rows, columns), not changed.
-        factors: of feedback on both sides.
         row: scales of rows; 0 for a row that is left out, whose numbers are all 0.
         column: scales of columns.
         states: of the trellis; negative for one path along the rows, which must not have feedback.

@@ -6,7 +6,6 @@
 The probed scorer predicts token by token what `birdie evaluate` scores in batches; that the two agree is checked too.
 """
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,13 +26,12 @@ from birdie.golf.audit.probes import probe
 from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of, token_losses, window_length
 from birdie.golf.audit.splits import complete_split
-from birdie.gpt.data.byte_accounting import Tokens
-from birdie.gpt.data.byte_sidecar import byte_counts
-from birdie.gpt.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from birdie.gpt.data.byte_accounting import ByteTable, Tokens
+from birdie.gpt.data.dataset import open_dataset
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.evaluation import load_gpt
+from birdie.gpt.run.evaluation import checked_text, load_gpt, open_validation
 from birdie.gpt.run.recipe_settings import Recipe
+from birdie.gpt.run.run_data import RunData, open_shards
 from birdie.system.callbacks import Progress, no_progress
 
 COMPARED = 32
@@ -42,8 +40,6 @@ BEYOND = 256
 """Most tokens after the first window that probes run over: an error at a border shows right behind it."""
 AGREE = 1e-3
 """Nats by which the two ways may differ: kernels sum in another order for other shapes."""
-
-_VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=_|\.)")  # in names of shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +53,12 @@ class AuditOptions:
     progress: Progress = no_progress
 
 
-@dataclass(frozen=True, slots=True)
-class _AuditedText:
-    """Validation text: shards, their tokenizer, their tokens (N,)."""
-
-    dataset: Dataset
-    tokenizer: Tokenizer
-    tokens: Tokens
-
-
 def audit_artifact(path: Path, shown: str, options: AuditOptions) -> Iterator[Finding]:
     """Yield all findings about the .birdie file at `path`; `shown` is its path in findings."""
     result, evidence = size_result(path.stat().st_size, "the artifact alone, without the code that reads it")
     yield Finding(rules.SIZE, result, evidence, "file", shown)
     started = time.perf_counter()
     try:
-        inspect(path)
         model, recipe, metadata = load_gpt(path, torch.device("cpu"))
     except (ArtifactError, WeightsError) as error:
         yield Finding(rules.RUNS, _unusable(path), f"its model cannot be rebuilt: {error}", "file", shown)
@@ -85,7 +71,7 @@ def audit_artifact(path: Path, shown: str, options: AuditOptions) -> Iterator[Fi
     yield _check_recipe(recipe, metadata, shown)
     text, problems = _validation_text(recipe, metadata, options, shown)
     yield from problems
-    tokens = _random_tokens(model) if text is None else np.asarray(text.tokens[: options.tokens + 1])
+    tokens = _random_tokens(model) if text is None else np.asarray(text.text.tokens[: options.tokens + 1])
     yield from _check_scoring(model, recipe, tokens, shown, options.progress)
     if text is not None:
         yield from _check_text(text, recipe, options)
@@ -118,34 +104,22 @@ def _check_recipe(recipe: Recipe, metadata: Mapping[str, Any], shown: str) -> Fi
 
 def _validation_text(
     recipe: Recipe, metadata: Mapping[str, Any], options: AuditOptions, shown: str
-) -> tuple[_AuditedText | None, list[Finding]]:
+) -> tuple[RunData | None, list[Finding]]:
     """Return the validation text if it exists, else findings on what is missing or wrong."""
-    name = options.tokenizer or recipe.data.tokenizer
+    recipe = replace(recipe, data=replace(recipe.data, tokenizer=options.tokenizer or recipe.data.tokenizer))
+    recipe = replace(recipe, validation=replace(recipe.validation, max_tokens=0))
     try:
-        path = options.data
-        if path is None and recipe.data.val:
-            dataset = open_dataset(val=recipe.data.val)
-        else:
-            path = path or recipe.data.path
-            dataset = open_dataset(path, splits=["val"]) if Path(path).is_dir() else open_dataset(val=path)
-        tokenizer = load_tokenizer(name)
+        dataset, tokenizer = open_validation(recipe, options.data)
     except (DataError, ConfigError) as error:
         if options.data is not None or options.tokenizer is not None:
             raise
         evidence = f"there is no text to compare with: {error} (--data, --tokenizer)"
         return None, [Finding(rule, "unknown", evidence, "data", shown) for rule in (rules.BYTES, rules.COVERAGE)]
     try:
-        check_same_tokenizer(tokenizer, metadata.get("tokenizer"), name)
-        check_tokenizer(dataset, tokenizer)
-        tokens = dataset.validation_tokens()
-        if (largest := int(tokens.max())) >= recipe.model.vocab_size:
-            raise DataError(
-                f"the validation text has token {largest}, the model a vocabulary of {recipe.model.vocab_size:,}: "
-                "they do not belong together"
-            )
+        text, _ = checked_text(recipe, metadata, dataset, tokenizer)
     except DataError as error:
         return None, [Finding(rules.BYTES, "fail", str(error), "data", shown)]
-    return _AuditedText(dataset, tokenizer, tokens), []
+    return RunData(dataset, tokenizer, text), []
 
 
 def _random_tokens(model: GPT) -> Tokens:
@@ -195,49 +169,32 @@ def _checksums(model: GPT) -> Tensor:
     return torch.stack([tensor.detach().double().flatten().sum() for tensor in model.state_dict().values()])
 
 
-def _check_text(text: _AuditedText, recipe: Recipe, options: AuditOptions) -> Iterator[Finding]:
+def _check_text(text: RunData, recipe: Recipe, options: AuditOptions) -> Iterator[Finding]:
     """Compare counted bytes with the decoded text, targets with the whole split, and documents with training."""
-    name, tokenizer = str(text.dataset.val[0]), text.tokenizer
-    counts, problem = None, None
-    try:
-        counts = byte_counts(text.dataset.val, tokenizer, text.tokens, recipe.model.vocab_size)
-    except DataError as error:
-        problem = Finding(rules.BYTES, "fail", str(error), "data", name)
-    yield check_counts(tokenizer, text.tokens, counts, path=name, progress=options.progress)
-    yield from [] if problem is None else [problem]
-    with suppress(DataError):  # a vocabulary without a lone space has no table; check_counts reports it
-        yield from check_table(tokenizer.byte_table(), tokenizer)
-    targets = len(text.tokens) - 1
+    name, tokenizer, tokens = str(text.dataset.val[0]), text.tokenizer, text.text.tokens
+    counts = text.text.bytes
+    assert isinstance(counts, ByteTable | np.ndarray)
+    yield check_counts(tokenizer, tokens, counts, path=name, progress=options.progress)
+    yield from check_table(tokenizer.byte_table(), tokenizer)
+    targets = len(tokens) - 1
     split = complete_split(targets)
     evidence = f"{targets:,} targets are the challenge's whole split of vocabulary {split.vocabulary if split else ''}"
     if split is None:
         evidence = f"{targets:,} targets are not the challenge's whole split; a score on them compares with none there"
     yield Finding(rules.COVERAGE, "unknown" if split is None else "pass", evidence, "data", name)
-    train, certain = _training_shards(text.dataset, recipe, options)
+    train = _training_shards(recipe, options)
     if not train:
-        evidence = "there are no training shards beside the validation shards to compare with (--train)"
+        evidence = "the training shards are not known; name them (--train)"
         yield Finding(rules.OVERLAP, "unknown", evidence, "documents")
-        return
-    overlap = check_overlap(train, text.tokens, tokenizer.bos_id, progress=options.progress)
-    if overlap.result == "pass" and not certain:
-        evidence = f"{overlap.evidence}; whether the model was trained on these is not known"
-        overlap = replace(overlap, result="unknown", evidence=evidence)
-    yield overlap
+    else:
+        yield check_overlap(train, tokens, tokenizer.bos_id, progress=options.progress)
 
 
-def _training_shards(dataset: Dataset, recipe: Recipe, options: AuditOptions) -> tuple[tuple[Path, ...], bool]:
-    """Return the training shards of the options, of the recipe, or beside the validation shards.
-
-    And whether the model was trained on them, by somebody's word.
-    """
+def _training_shards(recipe: Recipe, options: AuditOptions) -> tuple[Path, ...]:
+    """Return the training shards of the options, or of the recipe where the text is the recipe's."""
     if options.train:
-        return tuple(open_dataset(train=options.train).train), True
-    if recipe.data.train and options.data is None:
-        try:
-            return tuple(open_dataset(train=recipe.data.train).train), True
-        except DataError:  # they are not on this machine
-            return (), False
-    val = dataset.val[0]
-    vocabulary = _VOCABULARY.findall(val.name)
-    shards = sorted(path for path in val.parent.glob("*_train_*.bin") if _VOCABULARY.findall(path.name) == vocabulary)
-    return tuple(shards), val.parent.resolve() == Path(recipe.data.path).resolve()
+        return open_dataset(train=options.train).train
+    if options.data is None or Path(options.data).resolve() == Path(recipe.data.path).resolve():
+        with suppress(DataError):  # they are not on this machine
+            return open_shards(recipe.data).train
+    return ()

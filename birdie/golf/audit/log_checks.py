@@ -83,7 +83,6 @@ def check_seeds(claim: Mapping[str, Any], logs: Sequence[TrainingLog], shown: st
     Args:
         claim: content of submission.json; empty if there is none.
         logs: all logs of the folder that were read.
-        shown: path of submission.json.
     """
     total, bpb, claimed = (claim.get(name) for name in ("bytes_total", "val_bpb", "seeds"))
     scored = {int(log.seed.value): log.final.bpb for log in logs if log.seed is not None and log.final is not None}

@@ -37,7 +37,6 @@ class Escape:
     """A token after which an operator stands for itself.
 
     Attributes:
-        id: the token.
         bytes: (V,) int16, bytes that each token counts when escaped, in addition to its base bytes.
     """
 
@@ -124,10 +123,9 @@ class TokenDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrongDocument:
-    """A document whose bytes are not counted as its text has them: its number, from 1, and its positions with BOS."""
+    """A document whose bytes are not counted as its text has them: its number, from 1."""
 
     number: int
-    positions: slice
     table_bytes: int
     text_bytes: int
 
@@ -138,7 +136,6 @@ class ByteCheck:
 
     Attributes:
         documents: number of decoded documents.
-        tokens: tokens of the stream.
         table_bytes: UTF-8 bytes according to the table, or to the sidecar.
         text_bytes: UTF-8 bytes of the decoded documents.
         wrong: documents where the two differ.
@@ -178,10 +175,7 @@ def check_bytes(
     is cut in the middle of a character is compared without the bytes of that character.
 
     Args:
-        tokenizer: the tokenizer of the tokens.
-        tokens: a stream.
         counts: the table, or the bytes of each token (N,), as a sidecar has them; None: the tokenizer's own table.
-        progress: reports tokens.
     """
     counts = tokenizer.byte_table() if counts is None else counts
     if not len(tokens):
@@ -196,7 +190,7 @@ def check_bytes(
         by_table = int(counted_bytes(counts, tokens, part, tokenizer.bos_id).sum())
         by_text = len(tokenizer.decode(tokens[part]).encode())
         if by_table != by_text:
-            wrong.append(WrongDocument(number, part, by_table, by_text))
+            wrong.append(WrongDocument(number, by_table, by_text))
         table_bytes, text_bytes = table_bytes + by_table, text_bytes + by_text
         progress(end, len(tokens))
     return ByteCheck(len(begins), len(tokens), table_bytes, text_bytes, tuple(wrong))

@@ -54,7 +54,6 @@ def byte_counts(shards: Sequence[Path], tokenizer: Tokenizer, tokens: Tokens, vo
 
     Args:
         shards: validation shards in order.
-        tokenizer: tokenizer of the shards.
         tokens: their tokens, or the first N of them that are scored (N,).
         vocab_size: minimum number of rows of the table.
     """

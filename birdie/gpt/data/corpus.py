@@ -39,7 +39,6 @@ class TextFile:
     """One file of documents.
 
     Attributes:
-        path: path of the file.
         key: its name relative to the corpus, with "/" on every system; a split by file hashes it.
         unit: a document is the entire "file", a "line", or field "text" of each line ("jsonl").
         skip_undecodable: a file that is not UTF-8 has no documents instead of being an error.
@@ -259,7 +258,6 @@ def file_corpus(
         documents: unit of a document in text files.
         validation_fraction: share held out, by file with 20 files or more, else by document; at least one document and
             never all of them.
-        name: name of the corpus.
     """
     if documents not in ("auto", "file", "line"):
         raise ConfigError(f"documents={documents!r} is unknown; choose auto, file or line")

@@ -41,7 +41,6 @@ class SplitTotals:
     """Totals of one split.
 
     Attributes:
-        documents: number of documents.
         tokens: number of tokens, one BOS per document included.
         bytes: UTF-8 bytes of the text that the tokens decode to.
         source_bytes: UTF-8 bytes of the text before the tokenizer normalized it.
@@ -58,7 +57,6 @@ class DatasetInfo:
     """Content of `dataset.json`.
 
     Attributes:
-        corpus: name of the corpus.
         tokenizer_kind: "bytes", "sentencepiece" or "caseops".
         tokenizer_sha256: digest of the tokenizer.
         vocab_size: number of token ids.
@@ -141,7 +139,6 @@ def open_dataset(
     The header of every shard is checked. Byte sidecars are ignored.
 
     Args:
-        folder: folder of the shards.
         train: training shards, instead of a folder; may be empty if `val` is not.
         val: validation shards, instead of a folder; may be empty if `train` is not.
         splits: splits to open in the folder; the other split is empty in the result and may be missing in the folder.

@@ -71,7 +71,6 @@ class DownloadedDataset:
         folder: folder of the shards and dataset.json.
         tokenizer: argument for `load_tokenizer`: path of the model, or "bytes".
         info: content of dataset.json.
-        commit: commit of the repository.
         downloaded: names of the files that were downloaded.
         kept: names of the files that existed and were intact.
         bytes: number of downloaded bytes.

@@ -48,7 +48,6 @@ class PrepareProgress:
         stage: search for an "overlap" of the splits, training of the "vocabulary", writing of the "train" or "val"
             shards, or the byte "check" of the latter.
         documents: documents finished in this stage; 0 when "overlap", "vocabulary" or "check" begins.
-        tokens: tokens written in this stage.
         bytes: UTF-8 bytes of their text.
     """
 
@@ -82,7 +81,6 @@ class Layout:
     """Paths where the challenge's scripts expect the data of one vocabulary.
 
     Attributes:
-        folder: folder of the shards.
         model: file of the tokenizer; None for raw bytes, which need none.
     """
 
@@ -114,11 +112,9 @@ def prepare(
     """Tokenize `corpus` into shards; yield progress and finally the `PreparedDataset`.
 
     Args:
-        corpus: the text.
         tokenizer: "bytes", the path of a SentencePiece model, or the size of a BPE vocabulary to train on the corpus.
         root: root of the folder layout.
         caseops: train a CaseOps vocabulary; a model file must have the operators (it is used with them in any case).
-        shard_tokens: tokens of a shard.
         threads: threads for tokenizing; default: one per core.
     """
     require_writable(root)

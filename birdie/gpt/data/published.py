@@ -148,8 +148,6 @@ def find_root(files: Mapping[str, RemoteFile], variant: str, root: str | None = 
     """Return the folder of the repository that holds data set `variant`: "", or a path that ends with a slash.
 
     Args:
-        files: listing of the repository.
-        variant: name of the data set.
         root: folder to use; default: `DEFAULT_ROOT` if it has the variant, else the only folder that has it.
     """
     roots = sorted({folder for folder, name in _index_shards(files) if name == variant})
@@ -214,7 +212,6 @@ def _contiguous(
     Args:
         shards: number → file.
         count: number of shards according to the manifest.
-        split: name of the split.
         notes: gets one sentence for each irregularity.
     """
     numbers = sorted(shards)

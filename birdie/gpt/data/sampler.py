@@ -42,12 +42,10 @@ class TokenSequence:
     """All shards as one endless sequence of tokens; after the last shard it starts again.
 
     Args:
-        paths: the shards.
         vocab_size: every token id is below it.
 
     Attributes:
         lengths: tokens of each shard.
-        length: tokens of all shards.
     """
 
     def __init__(self, paths: Sequence[Path], vocab_size: int = MAX_VOCAB) -> None:
@@ -99,12 +97,9 @@ def make_sampler(
     """Return the sampler of `order`, whose chunks have `rows` rows of `seq_len` targets; packed, one row of as many.
 
     Args:
-        order: name of the order.
         tokens: the training shards.
-        rows: rows of a chunk.
         seq_len: targets of a row.
         accumulation: chunks of a step, over all ranks.
-        seed: of the random orders.
         bos_id: first token of every document.
     """
     if order == "sequential":

@@ -78,10 +78,6 @@ class ShardReader:
     """Reader of a shard that may be read over hours: each read opens the file and sees whether it is still the same.
 
     A memory map would show changed tokens, and the process would die of a signal where the file was cut.
-
-    Attributes:
-        path: the file.
-        length: tokens of the shard.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -143,9 +139,7 @@ class ShardWriter:
     no file is written.
 
     Args:
-        folder: folder of the shards.
         split: "train" or "val", or "val_bytes" for the byte sidecar of "val" (`birdie.gpt.data.byte_sidecar`).
-        shard_tokens: tokens of a shard.
     """
 
     def __init__(self, folder: Path, split: Split | Literal["val_bytes"], shard_tokens: int = SHARD_TOKENS) -> None:

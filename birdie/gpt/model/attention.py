@@ -65,7 +65,6 @@ class Attention(nn.Module):
 
         Args:
             x: normalized input of the block, (batch, length, dim).
-            context: of this forward pass.
             first_values: values of the first layer that ran; None in that layer.
             last_n: compute the output of the last n positions only; None: of all.
         """

@@ -66,7 +66,6 @@ class Block(nn.Module):
         Args:
             x: residual stream, (batch, length, dim).
             x0: embedding, of the same shape.
-            context: of this forward pass.
             first_values: values of the first layer that ran; None in that layer.
             last_n: compute the output of the last n positions only; None: of all.
         """

@@ -128,10 +128,6 @@ class Cache:
         self._end += n
         return logits
 
-    def assume(self, tokens: int) -> None:
-        """Continue as if `tokens` of the first `context` tokens had passed, with zero keys and values; for timing."""
-        self.position = self._end = tokens
-
     def attend(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[BoundAttention, BoundAttention]]:
         """Return cos, sin and attention of the next positions, as `PastKeyValues` describes."""
         n, window = ids.shape[1], self.model.config.attn_window

@@ -60,8 +60,6 @@ class Quantizer:
         Args:
             dims: coordinates of a vector, at least 4.
             bits: one of BITS.
-            seed: of the signs.
-            device: of the vectors.
         """
         if bits not in BITS:
             raise ConfigError(f"keys and values cannot be quantized to {bits} bits; choose {', '.join(map(str, BITS))}")

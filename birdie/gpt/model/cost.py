@@ -47,10 +47,7 @@ def training_cost(
     """Return the cost of `GPT(config).loss` and its backward pass.
 
     Args:
-        config: of the model.
-        sequences: in the batch.
         length: tokens of each.
-        dtype: of the activations.
         depth_recurrence: whether layers are repeated.
     """
     with torch.device("meta"):

@@ -108,7 +108,6 @@ def attention_mask(
     Args:
         documents: (batch, length) document numbers; None: each row is one document.
         shape: batch and length.
-        device: of the mask.
         window: how far back positions look, their own included.
         bands: whether a mask in bands is usable where the window is shorter than the row.
     """

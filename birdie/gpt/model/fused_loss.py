@@ -36,7 +36,6 @@ def choose_backend(device: torch.device, *, compiled: bool) -> LossBackend:
     """Return the fastest backend for tensors on `device`.
 
     Args:
-        device: of the logits.
         compiled: whether the loss is compiled; the compiler would unroll the loop over chunks, and fuses by itself.
     """
     if device.type == "cuda":

@@ -79,7 +79,6 @@ class GPT(nn.Module):
         compute_dtype: dtype of the activations; it can be set at any time.
         depth_recurrence: whether layers are repeated, if the settings say so; training switches it on on schedule.
         kernels: attention kernels; set the installed ones for training (`birdie.gpt.model.attention_kernels`).
-        attention_function: of the settings.
         loss_backend: how training computes the loss; `fuse_loss` sets it.
         logits_hook: (normalized output of the last layer, logits before the cap) → logits; None: unchanged. Adapters
             use it.
@@ -164,7 +163,6 @@ class GPT(nn.Module):
         Args:
             ids: (batch, length) int64 tokens.
             targets: (batch, n) int64, the tokens after the last n of ids.
-            reduction: of the losses.
             bounds: as in `forward`.
         """
         last_n = targets.shape[1] if targets.shape[1] < ids.shape[1] else None

@@ -63,7 +63,6 @@ def softcap_nats(logits: Tensor, targets: Tensor, cap: float) -> tuple[Tensor, T
     Args:
         logits: (N, V), rows contiguous, float32 or bfloat16.
         targets: (N,) int64.
-        cap: of the logits.
 
     Returns:
         Both (N,) float32.

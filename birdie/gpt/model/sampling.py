@@ -72,12 +72,9 @@ def sample_sequences(
 
     Args:
         model: in evaluation mode.
-        count: of sequences.
-        length: of each.
         first: token that begins each, the tokenizer's BOS. The model may sample further ones.
         temperature: divides the logits; 0 takes the most likely token.
         vocab_size: draw only ids below it; None: all.
-        seed: of the draws.
         progress: called with the number of tokens sampled so far.
     """
     if count < 1 or length < 1:

@@ -23,7 +23,6 @@ class HeadSymmetries:
     """Symmetries of the attention heads of a GPT, given the declarations of its techniques.
 
     Args:
-        config: of the model.
         techniques: that its modules list.
         names: of its parameters; declared rows that are not among them belong to techniques that are off.
     """

@@ -3,7 +3,10 @@
 --calibrate TEXT      OnText           a language model in a Hugging Face folder
 --calibrate IMAGES    OnImages         an image classifier in a Hugging Face folder
 --calibrate RUN       OnRun            the GPT of a run or recipe
+--model, --data       OnOwnModel       any module, which the user's own code builds
+--calibrate NPZ       OnArrays         an ONNX model, by onnxruntime
 a target alone        OnMadeUpInputs   a model of transformers or diffusers, whose inputs are made up
+                      OnMadeUpArrays   an ONNX model, the same, if onnxruntime is installed
                       WithoutData      anything else
 """
 
@@ -11,12 +14,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from birdie.compress import CalibrationResult, Where
+from birdie.compress import SUFFIXES, CalibrationResult, Where, calibrate_own, fill, inputs_in
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
@@ -32,8 +36,25 @@ from birdie.hub import (
     reason_of,
     require_transformers_folder,
 )
+from birdie.onnx import calibrate as calibrate_onnx
+from birdie.system.own_code import called, imported, is_code
 
 Calibrated = tuple[CalibrationResult | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """Code of the user's own, each as FILE.py:NAME or package.module:NAME (`birdie.system.own_code`).
+
+    Attributes:
+        model: builds the module.
+        data: gives batches, or a file of inputs; None: nothing is calibrated.
+        loss: of a batch; None: outputs are compared.
+    """
+
+    model: str
+    data: str | None = None
+    loss: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,7 @@ class Request:
         checkpoint: path of a file or folder.
         source: a text, a folder of images, a run folder or a recipe; None: nothing of these.
         data, tokens: of the calibration of a run, or tokens of a text; None: the usual ones.
+        code: of the user's own, that builds the module and loads the data.
         made_up: whether inputs may be made up.
     """
 
@@ -51,6 +73,7 @@ class Request:
     source: Path | None = None
     data: Literal["train", "own"] | None = None
     tokens: int | None = None
+    code: OwnCode | None = None
     made_up: bool = False
 
 
@@ -145,6 +168,36 @@ class OnImages(_OnFolder):
         return calibrate_on_images(self.request.checkpoint, state, self.paths, **where), None
 
 
+class OnArrays(Calibrator):
+    """Calibration of an ONNX model on arrays of its inputs."""
+
+    unit = "samples"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.source is not None
+        if request.data is not None or request.tokens is not None:
+            raise ConfigError("--calibration-data and --calibration-tokens are not for ONNX models; drop them")
+        if request.source.suffix != ".npz":
+            raise ConfigError(
+                f"an ONNX model is calibrated on an .npz file with an array of samples for each of its inputs, and "
+                f"{request.source} is none; write one with numpy.savez"
+            )
+        self.paths = [request.source]
+        self.title = f"calibrating on {request.source.name}"
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether the checkpoint is an ONNX file, and there is a source."""
+        return request.source is not None and request.checkpoint.suffix.lower() == ".onnx"
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+        """Return the result."""
+        if where.get("offload") is not None:
+            raise ConfigError("--offload is for modules of torch, and an ONNX model is run by onnxruntime; drop it")
+        return calibrate_onnx(self.request.checkpoint, self.request.source, progress=where.get("progress")), None
+
+
 class OnRun(Calibrator):
     """Calibration of the GPT of a run or recipe, on its training data or its own samples."""
 
@@ -176,6 +229,48 @@ class OnRun(Calibrator):
         return calibrate_gpt(self.recipe, state, self.settings, **where).result, None
 
 
+class OnOwnModel(Calibrator):
+    """Calibration of a module that the user's own code builds, on batches that it loads or on inputs in a file."""
+
+    title, unit = "calibrating on your data", "batches"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.code is not None
+        code = request.code
+        self.module = called("--model", code.model)
+        if not isinstance(self.module, nn.Module):
+            raise ConfigError(f"--model {code.model} gives a {type(self.module).__name__}; it has to return a module")
+        self.loss = None if code.loss is None else imported("--loss", code.loss)
+        self.batches: Any = None
+        if code.data is None:
+            self.title = ""
+        elif is_code(code.data):
+            batches = imported("--data", code.data)
+            self.batches = called("--data", code.data) if callable(batches) else batches
+        elif Path(code.data).suffix in SUFFIXES:
+            self.paths = [Path(code.data)]
+            self.batches = inputs_in(Path(code.data))
+        else:
+            raise ConfigError(
+                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}); write a "
+                "function that returns batches"
+            )
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether there is such code."""
+        return request.code is not None
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        """Return the result."""
+        source = str(self.request.checkpoint)
+        if self.batches is None:
+            fill(self.module, state, source)
+            return None, None
+        return calibrate_own(self.module, self.batches, self.loss, state, source, **where), None
+
+
 class OnMadeUpInputs(Calibrator):
     """Calibration of a model, or of the parts of a pipeline, on inputs that are made up."""
 
@@ -199,6 +294,27 @@ class OnMadeUpInputs(Calibrator):
         return result, note + "".join(f"; not calibrated: {part} ({reason})" for part, reason in parts.items())
 
 
+class OnMadeUpArrays(Calibrator):
+    """Calibration of an ONNX model on inputs that are made up."""
+
+    title, unit = "calibrating on made-up inputs", "samples"
+    is_optional = True
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether inputs may be made up for an ONNX file, and can be run."""
+        is_onnx = request.checkpoint.suffix.lower() == ".onnx" and request.checkpoint.is_file()
+        return request.source is None and request.made_up and is_onnx and all(map(find_spec, ("onnx", "onnxruntime")))
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+        """Return the result, and a note."""
+        try:
+            result = calibrate_onnx(self.request.checkpoint, progress=where.get("progress"))
+        except Exception as error:  # of the runtime, too
+            return None, self.note_of(error)
+        return result, "calibrated on made-up inputs; --calibrate inputs.npz is better"
+
+
 class WithoutData(Calibrator):
     """Absence of any calibration: the prior decides alone."""
 
@@ -214,7 +330,7 @@ class WithoutData(Calibrator):
 
 def calibrator(request: Request) -> Calibrator:
     """Return the kind of calibration that suits a request."""
-    for kind in (OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
+    for kind in (OnOwnModel, OnArrays, OnText, OnImages, OnRun, OnMadeUpInputs, OnMadeUpArrays, WithoutData):
         if kind.suits(request):
             return kind(request)
     raise ConfigError(

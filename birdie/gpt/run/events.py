@@ -19,7 +19,6 @@ class PreflightCheck:
     """Result of one preflight check.
 
     Attributes:
-        name: of the check.
         state: the result; "fail" ends the run before it starts.
         says: the reason, in one sentence.
     """

@@ -30,7 +30,6 @@ class Trained:
     """Facts about the weights of a finished run.
 
     Attributes:
-        steps: of the training.
         weights: their name: the last ones, or their average.
         train_ms: training time when they were validated.
         score: of that validation; None: they were never validated.

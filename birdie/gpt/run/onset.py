@@ -10,7 +10,6 @@ def not_begun(recipe: Recipe, steps: int, elapsed_ms: float, *, averaged: bool) 
     """Yield a sentence for each technique of `recipe` that no step of a run has had.
 
     Args:
-        steps: of the run.
         elapsed_ms: training time when its last step began.
         averaged: whether the average of the weights has a term.
     """

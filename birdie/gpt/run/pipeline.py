@@ -90,7 +90,6 @@ class Run:
     Attributes:
         work: recipe, data and context, for `birdie.gpt.run.program`.
         model: the model that trains.
-        steps: finished steps.
         trained: facts about the weights in `model`.
         calibration: result of the calibration, after `calibrate`.
         profile: milliseconds of a step by named range, if steps were profiled.

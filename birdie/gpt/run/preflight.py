@@ -9,17 +9,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from birdie.artifact import load as load_file
 from birdie.artifact import save
 from birdie.errors import BirdieError, ConfigError
-from birdie.gpt.data.shards import read_shard
 from birdie.gpt.run import run_estimate as estimate
 from birdie.gpt.run.effect import no_effect
 from birdie.gpt.run.events import PreflightCheck
@@ -38,14 +36,11 @@ class PreflightFacts:
     """Facts that one rank knows about its machine, its data and the recipe's kernels.
 
     Attributes:
-        device: type of the device.
-        ranks: number of ranks in all.
         local_ranks: number of ranks on this machine.
         cores: number of CPU cores that this process may use.
         memory: free bytes of the rank's device; None if unknown.
         disk: free bytes in the run folder.
         train_tokens: number of training tokens.
-        unread: one message for each training shard whose last token cannot be read.
         compiles: whether the run uses torch.compile.
         coder_s: seconds to encode and decode a small tensor; None if that failed.
     """
@@ -57,7 +52,6 @@ class PreflightFacts:
     memory: int | None
     disk: int
     train_tokens: int
-    unread: tuple[str, ...]
     compiles: bool
     coder_s: float | None
 
@@ -68,8 +62,8 @@ def checked(work: Work, folder: Path, origins: Mapping[str, str] | None = None) 
     Args:
         origins: as of `run_checks`.
     """
-    dataset, context = work.data.dataset, work.context
-    facts = collect_facts(work.recipe, folder, dataset.train, dataset.train_tokens, context)
+    context = work.context
+    facts = collect_facts(work.recipe, folder, work.data.dataset.train_tokens, context)
     checks = run_checks(work.recipe, facts, origins)
     if context.world.any(any(check.state == "fail" for check in checks), context.device):
         require_no_failure(checks)
@@ -156,8 +150,6 @@ def _disk(recipe: Recipe, facts: PreflightFacts) -> PreflightCheck:
 
 
 def _text(recipe: Recipe, facts: PreflightFacts) -> PreflightCheck:
-    if facts.unread:
-        return PreflightCheck("text", "fail", f"{facts.unread[0]}; download or prepare it again")
     train, planned = recipe.train, recipe.train.last_step
     epoch_steps = facts.train_tokens / train.train_batch_tokens
     says = f"{facts.train_tokens:,} training tokens last for {epoch_steps:,.0f} steps"
@@ -185,9 +177,7 @@ def _size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def collect_facts(
-    recipe: Recipe, folder: Path, shards: Sequence[Path], train_tokens: int, context: Context
-) -> PreflightFacts:
+def collect_facts(recipe: Recipe, folder: Path, train_tokens: int, context: Context) -> PreflightFacts:
     """Return the facts of this machine for one rank; rank 0 compiles the coder's kernels on the way."""
     device, world = context.device, context.world
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
@@ -199,7 +189,6 @@ def collect_facts(
         memory=free_memory(device, local),
         disk=shutil.disk_usage(folder if folder.exists() else Path.cwd()).free,
         train_tokens=train_tokens,
-        unread=tuple(_unread(shards)),
         compiles=device.type == "cuda" if recipe.train.compile is None else recipe.train.compile,
         coder_s=warm_up_coder(recipe) if world.is_main else 0.0,
     )
@@ -224,15 +213,6 @@ def _control_group_memory(default: int, group: Path = Path("/sys/fs/cgroup")) ->
         return limit - used + sum(int(count) for name, count in pairs if name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no limit, or "max"
         return default
-
-
-def _unread(shards: Sequence[Path]) -> Iterator[str]:
-    """Yield a message for each shard whose last token cannot be read."""
-    for path in shards:
-        try:
-            np.asarray(read_shard(path)[-1:]).sum()
-        except (BirdieError, OSError) as error:
-            yield f"{path} cannot be read ({error})"
 
 
 def warm_up_coder(recipe: Recipe) -> float | None:

@@ -9,26 +9,12 @@ file. A module that few recipes need is imported where the recipe asks for it: `
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from threadpoolctl import threadpool_limits
-
-from birdie.artifact import Beside, copies_of
-from birdie.checkpoints import order_field
-from birdie.compress import (
-    Encoder,
-    Meter,
-    ModelState,
-    Target,
-    assign,
-    fit,
-    group_tiny_tensors,
-    keys_of,
-    merge_copies,
-    parse_size,
-)
+from birdie.artifact import write_parameters
+from birdie.compress import parse_size
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.model.documents import DocumentFinder
 from birdie.gpt.model.gpt import GPT
@@ -45,8 +31,6 @@ from birdie.system.callbacks import Progress
 if TYPE_CHECKING:
     from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
     from birdie.small import FakeQuantization, StoredTraining
-
-_ROUNDS = 4  # times that a budget search with calibration usually codes the model: only the progress relies on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +132,7 @@ def _validated(work: Work, run: Training) -> Validated:
 
 
 def finish(work: Work, run: Training, last: Validated | None) -> Trained:
-    """Put the average of the weights, if there is one, into the model; log active techniques and those without a step.
-
-    Args:
-        last: the last validation.
-    """
+    """Put the average of the weights into the model, if there is one; log what was active and what never began."""
     recipe, model, notify = work.recipe, run.model, work.context.notify
     assert isinstance(model, GPT)
     weights, averaged = str(run.average), run.average.terms > 0
@@ -201,7 +181,6 @@ def export(
     Args:
         trained: facts about the weights, for the metadata.
         budget: maximum bytes of the file; tensors that the recipe pins keep their schemes.
-        calibration: of these weights.
         progress: called with (done, total).
     """
     recipe, known = work.recipe, None if calibration is None else calibration.result
@@ -210,22 +189,16 @@ def export(
         from birdie.small import storage_rules
 
         rules = [*storage_rules(recipe.qat, model), *rules]
-    state, target = ModelState.of(model, rebase=known is None), Target(budget=budget)
-    assignment = assign(state, rules, target, measured=known is not None)
-    if known is None:
-        assignment = group_tiny_tensors(merge_copies(assignment))
-    else:
-        assignment = replace(assignment, tensors=known.ordered(state).tensors)
-    copies = copies_of(assignment.ties, assignment.copies)
-    about = {"metadata": metadata(work, trained), "budget": budget, "copies": copies}
-    beside = Beside({**about, "order": order_field(keys_of(model))}, groups=assignment.groups)
-    meter = Meter(progress, _ROUNDS if target.searched and known is not None else 1)
-    encoder = Encoder(recipe.export.effort, beside.size, keeps_integers=known is not None, meter=meter)
-    with threadpool_limits(1, "blas"):  # many threads code; BLAS with threads of its own would only disturb them
-        meter.begin(len(assignment.tensors))
-        beside.write(path, fit(assignment, target, encoder, known).encoded)
-    meter.finish()
-    return path.stat().st_size
+    return write_parameters(
+        model,
+        path,
+        rules,
+        known,
+        budget=budget,
+        effort=recipe.export.effort,
+        metadata=metadata(work, trained),
+        progress=progress,
+    )
 
 
 def metadata(work: Work, trained: Trained) -> dict[str, Any]:

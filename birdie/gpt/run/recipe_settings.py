@@ -22,9 +22,14 @@ from birdie.gpt.data.data_order import Order, unknown_order
 from birdie.gpt.model.config import GPTConfig
 from birdie.gpt.run.values import typed
 from birdie.gpt.score.settings import EvaluationSettings, ValidationSettings
-from birdie.gpt.train.bandit import BanditSettings
-from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings, comma_separated
-from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.settings import (
+    AverageSettings,
+    BanditSettings,
+    OptimizerSettings,
+    TrainingTables,
+    TrainSettings,
+    comma_separated,
+)
 from birdie.small import Qat
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, DataError
 from birdie.gpt.data.byte_sidecar import byte_counts
 from birdie.gpt.data.dataset import INFO_NAME, Dataset, check_tokenizer, open_dataset
 from birdie.gpt.data.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -19,7 +19,6 @@ class RunData:
     """Data that a run reads.
 
     Attributes:
-        dataset: the shards.
         tokenizer: the tokenizer that made the shards.
         text: the validation split, or its beginning.
     """
@@ -36,13 +35,23 @@ def open_run_data(recipe: Recipe, notify: Notify) -> RunData:
     _check_vocabulary(recipe, tokenizer)
     for warning in check_tokenizer(dataset, tokenizer):
         notify(warning)
-    limit = recipe.validation.max_tokens
-    val_tokens = dataset.validation_tokens(limit + 1 if limit else None)
-    counts = byte_counts(dataset.val, tokenizer, val_tokens, recipe.model.vocab_size)
-    if isinstance(counts, np.ndarray):
-        total = int(counts.sum(dtype=np.int64))
-        notify(f"the byte sidecar counts {total:,} bytes of validation text, for {len(val_tokens):,} tokens")
-    return RunData(dataset, tokenizer, Text(val_tokens, counts, tokenizer.bos_id))
+    text = validation_text(recipe, dataset, tokenizer)
+    if isinstance(text.bytes, np.ndarray):
+        total = int(text.bytes.sum(dtype=np.int64))
+        notify(f"the byte sidecar counts {total:,} bytes of validation text, for {len(text.tokens):,} tokens")
+    return RunData(dataset, tokenizer, text)
+
+
+def validation_text(recipe: Recipe, dataset: Dataset, tokenizer: Tokenizer) -> Text:
+    """Return the validation tokens that the recipe asks for, with their bytes."""
+    limit, vocabulary = recipe.validation.max_tokens, recipe.model.vocab_size
+    tokens = dataset.validation_tokens(limit + 1 if limit else None)
+    if (largest := int(tokens.max(initial=0))) >= vocabulary:
+        raise DataError(
+            f"the text has token {largest}, but the model's vocabulary is 0 to {vocabulary - 1}; score shards made "
+            "with the model's own tokenizer"
+        )
+    return Text(tokens, byte_counts(dataset.val, tokenizer, tokens, vocabulary), tokenizer.bos_id)
 
 
 def open_shards(data: DataSettings) -> Dataset:

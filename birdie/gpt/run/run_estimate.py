@@ -43,8 +43,6 @@ class StepLoad:
     """Load of a training step on one rank.
 
     Attributes:
-        cost: of one micro-step.
-        micro_steps: of a step.
         update_flops: of Newton–Schulz, on the rank with the most matrices.
         reduced_bytes: reduced over ranks: gradients of the banks in the dtype of Newton–Schulz, of all else in float32.
             0 on one rank.
@@ -117,7 +115,6 @@ class Schedule:
         tokens: trained on.
         seconds: of training, as the cap counts it.
         flops: of all steps on all ranks.
-        memory: on each device.
     """
 
     step_s: float

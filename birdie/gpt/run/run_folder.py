@@ -19,7 +19,7 @@ from birdie.system.callbacks import Notify
 from birdie.system.files import open_append, write_bytes
 from birdie.system.locks import HOLDER, LOCK
 from birdie.system.outputs import require_own_folder
-from birdie.system.structured import keep_damaged, read_json, read_steps, rewrite_steps
+from birdie.system.structured import keep_damaged, read_json, rewrite_steps
 
 ENVIRONMENT, METRICS, RECIPE = "environment.json", "metrics.jsonl", "recipe.toml"
 CHAIN = "checkpoints.birdie"
@@ -81,7 +81,6 @@ class Metrics:
     """The file of metrics of a run.
 
     Args:
-        folder: of the run.
         step: lines of later steps are dropped; a run that does not resume gives -1.
         notify: called with a warning if the file is damaged.
     """
@@ -105,8 +104,3 @@ class Metrics:
             except OSError:
                 file.truncate(end)
                 raise
-
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics of a run by step, up to the first line that is damaged or that was left unfinished."""
-    return read_steps(folder / METRICS, LOGGED).lines

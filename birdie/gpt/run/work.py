@@ -19,8 +19,11 @@ from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.run_data import RunData
 from birdie.gpt.score import evaluator
 from birdie.gpt.score.evaluator import Scored
+from birdie.gpt.score.mode import ScoringMode
 from birdie.gpt.score.settings import EvaluationSettings
+from birdie.gpt.score.window_losses import LanguageModel
 from birdie.system import provenance
+from birdie.system.callbacks import Progress
 from birdie.system.context import Context
 from birdie.system.device import choose_dtype
 
@@ -54,31 +57,48 @@ class Work:
         Args:
             state: its weights; None: initial ones.
         """
-        model, device = GPT(self.recipe.model), self.context.device
+        model = GPT(self.recipe.model)
         if state is not None:
             model.load_state_dict(state)
-        model = model.to(device)
+        return self.prepare(model.to(self.context.device))
+
+    def prepare(self, model: GPT) -> GPT:
+        """Let a model on the device compute with the recipe's dtype and the best kernels for it."""
+        device = self.context.device
         model.compute_dtype = choose_dtype(self.recipe.train.compute_dtype, device)
         model.kernels = best_kernels(device, model.compute_dtype, self.recipe.model.head_dim)
         return model
 
-    def score(self, model: GPT, settings: EvaluationSettings | None = None) -> Scored:
+    def score(
+        self,
+        model: GPT,
+        settings: EvaluationSettings | None = None,
+        mode: ScoringMode | None = None,
+        *,
+        packaged: LanguageModel | None = None,
+        progress: Progress | None = None,
+    ) -> Scored:
         """Score a model on the validation tokens; all ranks share the work and return the same score.
 
         Args:
             settings: of the evaluation; None: non-overlapping windows.
+            mode: None: the one that the settings name.
+            packaged: the same model with compiled code for its windows.
+            progress: called with (done, total).
         """
         training = model.training
         model.eval()  # in training mode, QAT would score quantized weights
         try:
             return evaluator.score(
-                model,
+                model if packaged is None else packaged,
                 self.data.text,
                 settings,
+                mode,
                 train_seq_len=self.recipe.train.train_seq_len,
                 batch_tokens=self.recipe.validation.batch_tokens,
                 device=self.context.device,
                 world=self.context.world,
+                progress=progress,
             )
         finally:
             model.train(training)

@@ -38,11 +38,6 @@ class EvaluationClock:
         return time.perf_counter() - self._began
 
     @property
-    def within_budget(self) -> bool:
-        """True while the total does not exceed the budget."""
-        return not self.budget or self.total <= self.budget
-
-    @property
     def seconds(self) -> dict[str, float]:
         """Seconds by part; time in no part, such as opening the data, is "other"."""
         return self._parts | {"other": max(0.0, self.total - sum(self._parts.values()))}

@@ -34,7 +34,6 @@ class Scored:
     Attributes:
         score: the same on all ranks.
         method: what the mode did, in a few words.
-        report: of a mode that trains.
         losses: (N,) nats of this rank's targets, NaN for the others; None unless they were kept.
     """
 
@@ -42,6 +41,15 @@ class Scored:
     method: str
     report: TrainingReport | None
     losses: NDArray[np.float64] | None
+
+    def warnings(self, mode: ScoringMode, seconds: float, budget: float) -> tuple[str, ...]:
+        """Return warnings about an evaluation that took so many seconds; a budget of 0 is unlimited."""
+        warnings = []
+        if self.report is not None and not self.report.steps:
+            warnings.append(f"{mode.name} trained on nothing: all of the text is in one chunk; use smaller chunks")
+        if 0 < budget < seconds:
+            warnings.append(f"the evaluation took {seconds:,.0f} s, more than its budget of {budget:,.0f} s")
+        return tuple(warnings)
 
 
 def score(
@@ -64,7 +72,6 @@ def score(
         settings: of the evaluation; None: non-overlapping windows.
         mode: None: the one that the settings name.
         train_seq_len: sequence length of training.
-        device: of the model.
         batch_tokens: inputs in a batch over all ranks; at least one window a rank.
         world: ranks that share the work; all return the same score.
         progress: called with (targets done, total) of this rank.

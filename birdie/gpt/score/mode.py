@@ -152,7 +152,6 @@ class Scoring:
         text: tokens and what counts their bytes.
         ledger: marks what was recorded; a mode declares to it what it learns from.
         length: tokens of a window, or of the context.
-        device: of the model.
         settings: shared by the modes.
         batch_tokens: inputs in a batch over all ranks, unless the settings say how many windows.
         world: ranks that share the work.
@@ -204,7 +203,6 @@ class TrainingReport:
     """Work of a mode that trains the model on what it has scored (test-time training).
 
     Attributes:
-        train_seconds: of training.
         chunks: units of work of the stream.
         steps: optimizer steps.
         tokens: targets in all steps, counted once for each step they are in.

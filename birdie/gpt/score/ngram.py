@@ -222,7 +222,6 @@ def biased_losses(
         nats: −log p(target).
         hint_logp: log p(hint); any value where there is no hint.
         hint: tokens; −1: none, p' = p.
-        target: tokens.
         beta: one for each target, or one for all.
     """
     strength = np.where(hint >= 0, beta, 0.0)

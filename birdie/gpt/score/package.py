@@ -63,7 +63,6 @@ class Shape:
 
     Attributes:
         rows: windows in a batch.
-        length: inputs of each.
         scored: last positions of each that are scored.
     """
 
@@ -77,12 +76,7 @@ class PackagedModel:
 
     Args:
         model: holds the weights, in evaluation mode; they may change from call to call.
-        compiled: the package.
         shape: the package was compiled for.
-
-    Attributes:
-        windows: number of windows computed by the package.
-        others: number of windows computed by the model.
     """
 
     def __init__(self, model: GPT, compiled: Compiled, shape: Shape) -> None:
@@ -136,7 +130,6 @@ def for_scoring(
     Args:
         model, settings, mode, batch_tokens, world: as in `evaluator.score`.
         path: of the package, which is compiled if it is missing.
-        length: of the windows.
         notify: called before a package is compiled.
     """
     needs = {
@@ -164,8 +157,6 @@ def load_or_compile(model: GPT, path: Path, shape: Shape, notify: Notify = no_me
 
     Args:
         model: in evaluation mode, on its device, its `compute_dtype` set.
-        path: of the package.
-        shape: of the windows.
         notify: called before a package is compiled, which takes a while.
     """
     if not path.exists():

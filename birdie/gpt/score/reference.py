@@ -53,7 +53,6 @@ def reference_losses(
 
     Args:
         scorer: a new one; the first token is revealed to it.
-        tokens: of a stream.
         ledger: of N targets, in which each is marked when its loss is final; None: a private one.
         progress: called with (targets done, total).
 

@@ -59,7 +59,6 @@ class SGDTrainer:
 
     Args:
         model: in evaluation mode, and in it again after each call; all ranks hold the same weights.
-        settings: of the steps.
         world: ranks that share every step.
 
     Attributes:
@@ -219,7 +218,6 @@ def train_on_ranges(
     Args:
         model: in evaluation mode; all ranks hold the same weights.
         tokens, ranges, ledger, length: as in `SGDTrainer.train`.
-        settings: of the steps.
         world: ranks that share every step.
 
     Returns:

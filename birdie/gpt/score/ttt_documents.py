@@ -127,8 +127,6 @@ class DocumentTrainer:
 
     Args:
         scoring: its model is in evaluation mode; frozen and adapted inside `score` only.
-        settings: of adapters and steps.
-        queue: of the documents.
 
     Attributes:
         adapters: as the last batch has left them.

@@ -62,7 +62,6 @@ class Average:
         """Add the weights to the average if a term is due.
 
         Args:
-            step: finished steps.
             multiplier: factor on the learning rates of the last one.
         """
         settings = self.settings

@@ -23,39 +23,12 @@ import dataclasses
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import WeightsError
 from birdie.gpt.train.plan import Plan, StepPlan
+from birdie.gpt.train.settings import BanditSettings
 from birdie.system.structured import is_number
-
-
-@dataclass(frozen=True, slots=True)
-class BanditSettings:
-    """Factors on the learning rates among which a bandit chooses during training; off by default."""
-
-    every: Annotated[
-        int, Parameter(help="Steps between two choices of a factor on the learning rates (experimental); 0: never.")
-    ] = 0
-    factors: Annotated[tuple[float, ...], Parameter(negative=(), help="Factors to choose from.")] = (0.7, 1.0, 1.4)
-    discount: Annotated[float, Parameter(help="Factor on the weight of all earlier choices at each choice.")] = 0.98
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ConfigError(f"bandit every is {self.every}; it must be 0 (never) or a number of steps")
-        if len(self.factors) < 2 or len(set(self.factors)) < len(self.factors):
-            raise ConfigError(f"bandit factors are {self.factors}; set two or more different ones")
-        if not all(0 < factor < math.inf for factor in self.factors):
-            raise ConfigError(f"bandit factors are {self.factors}; each must be finite and above 0")
-        if not 0 < self.discount <= 1:
-            raise ConfigError(f"bandit discount is {self.discount}; it must be above 0, up to 1")
-
-    def plain(self) -> dict[str, Any]:
-        """Return the settings as JSON restores them."""
-        return {**dataclasses.asdict(self), "factors": list(self.factors)}
 
 
 class Bandit:
@@ -169,7 +142,6 @@ class BanditPlan(Plan):
     """A plan whose learning rates have the factors of a bandit.
 
     Args:
-        plan: with the rates of the schedule.
         settings: of the bandit, with `every` above 0.
     """
 
@@ -185,6 +157,10 @@ class BanditPlan(Plan):
     def observe(self, loss: float) -> None:
         """Record the loss of a step, measured before its update."""
         self.bandit.observe(loss)
+
+    def diagnostics(self) -> str:
+        """Return a line about the choices."""
+        return self.bandit.diagnostics()
 
     def state(self) -> dict[str, Any]:
         """Return the state of the bandit, as JSON can hold it."""

@@ -69,13 +69,11 @@ class State:
     """State of a run between two steps.
 
     Attributes:
-        step: finished steps.
         clock_ms: training time so far.
         weights: parameters and buffers of the model by name.
         optimizer: optimizer tensors by "parameter/tensor".
         rng: states of the random generators, from `rng_state`.
         loader: `state_dict` of the loader, as JSON can hold it.
-        average: state of the average of the weights.
         bandit: what the plan has learned, as JSON can hold it; empty without a bandit.
     """
 
@@ -123,7 +121,6 @@ class Trainer:
         loss: (ids, targets, **arguments) → mean cross-entropy in nats, 0-d; None: `model.loss`.
 
     Attributes:
-        number: finished steps.
         clock: training time so far.
         began_ms: training time when the last step began; of a restored state, at the mean pace of its steps.
     """

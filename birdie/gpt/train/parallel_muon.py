@@ -69,7 +69,6 @@ class ParallelMuon(Muon):
 
     Attributes:
         banks: the arguments.
-        shardings: of the banks.
     """
 
     def __init__(self, banks: Sequence[Bank], lr: float, *, world: World | None = None, **settings: Any) -> None:

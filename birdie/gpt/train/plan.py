@@ -75,7 +75,6 @@ class Plan:
     Args:
         settings: length and sizes of the run.
         optimizer: momentum and taper of weight decay.
-        rank: of this process.
         ranks: number of processes.
         packed: whether rows are longer than a sequence, so that only document bounds cut them.
 
@@ -136,7 +135,7 @@ class Plan:
         return step >= self.settings.last_step or (cap_ms is not None and elapsed_ms >= cap_ms)
 
     def observe(self, loss: float) -> None:
-        """Take note of the loss of a step; a plan that learns from losses overrides this and the two below."""
+        """Take note of the loss of a step; a plan that learns from losses overrides this and the three below."""
 
     def state(self) -> dict[str, Any]:
         """Return what the plan has learned, as JSON can hold it."""
@@ -144,6 +143,9 @@ class Plan:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a state that `state` returned."""
+
+    def diagnostics(self) -> str | None:
+        """Return a line about what was learned."""
 
     def size(self, fraction: float) -> StepSize:
         """Return the size of the steps when `fraction` of the run is done."""

@@ -16,7 +16,7 @@ from birdie.gpt.train.bandit import Bandit
 from birdie.gpt.train.loop import tensors_of
 from birdie.gpt.train.muon import STATE
 from birdie.gpt.train.optimizers import Groups, split_parameters
-from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.settings import TrainingTables
 from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
 
 STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
@@ -104,7 +104,6 @@ def require_optimizer(groups: Groups, state: Mapping[str, Tensor], step: int, *,
     Args:
         groups: the parameters, from `split_parameters`.
         state: of `Optimizers.full_state`.
-        step: finished steps.
         row_square: whether the state has that tensor of Muon's.
     """
     parameters = {name: p for members in groups.values() for name, p in members.items()}
@@ -140,7 +139,6 @@ def require_average(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], 
     Args:
         state: of `Average.state`.
         tensors: parameters and buffers of the model by name.
-        step: finished steps.
     """
     kinds = {key.partition("/")[0] for key in state}
     kind = next(iter(kinds), "")

@@ -3,8 +3,9 @@
 They are separate from the code that acts on them, which imports torch: `birdie train --help` reads them alone.
 """
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -356,3 +357,45 @@ class AverageSettings:
     def copies(self) -> int:
         """Copies of the weights in float32, at most."""
         return {"none": 0, "ema": 1, "swa": 1, "lawa": self.lawa_k}[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class BanditSettings:
+    """Factors on the learning rates among which a bandit chooses during training; off by default."""
+
+    every: Annotated[
+        int, Parameter(help="Steps between two choices of a factor on the learning rates (experimental); 0: never.")
+    ] = 0
+    factors: Annotated[tuple[float, ...], Parameter(negative=(), help="Factors to choose from.")] = (0.7, 1.0, 1.4)
+    discount: Annotated[float, Parameter(help="Factor on the weight of all earlier choices at each choice.")] = 0.98
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigError(f"bandit every is {self.every}; it must be 0 (never) or a number of steps")
+        if len(self.factors) < 2 or len(set(self.factors)) < len(self.factors):
+            raise ConfigError(f"bandit factors are {self.factors}; set two or more different ones")
+        if not all(0 < factor < math.inf for factor in self.factors):
+            raise ConfigError(f"bandit factors are {self.factors}; each must be finite and above 0")
+        if not 0 < self.discount <= 1:
+            raise ConfigError(f"bandit discount is {self.discount}; it must be above 0, up to 1")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings as JSON restores them."""
+        return {**dataclasses.asdict(self), "factors": list(self.factors)}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTables:
+    """Settings of a training.
+
+    Attributes:
+        train: length, batch, precision, schedules.
+        optimizer: learning rates and momenta.
+        average: of the weights, which is the result in place of the last ones.
+        bandit: varies the learning rates beside their schedule.
+    """
+
+    train: TrainSettings
+    optimizer: OptimizerSettings
+    average: AverageSettings = field(default_factory=AverageSettings)
+    bandit: BanditSettings = field(default_factory=BanditSettings)

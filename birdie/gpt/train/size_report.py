@@ -17,7 +17,6 @@ class SizeReport:
     """A `StepHook` that reports when a stage of other sizes begins, and counts chunks by their length.
 
     Args:
-        plan: of the run.
         context: ranks and log.
     """
 

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from birdie.gpt.train.average import Average
-from birdie.gpt.train.bandit import BanditPlan
 from birdie.gpt.train.compile_report import eager_pass
 from birdie.gpt.train.loop import Step, Trainer, tensors_of
 from birdie.gpt.train.micro_batches import BatchSource, Documents
 from birdie.gpt.train.optimizers import Optimizers
 from birdie.gpt.train.plan import Plan, StepPlan, micro_steps
+from birdie.gpt.train.settings import TrainingTables
 from birdie.gpt.train.size_report import SizeReport
-from birdie.gpt.train.tables import TrainingTables
 from birdie.system.callbacks import Progress, StepHook, no_progress
 from birdie.system.context import Context
 from birdie.system.device import choose_dtype, dtype_name, make_current
@@ -38,7 +37,6 @@ class Training(Trainer):
     Args:
         model: with `loss(ids, targets)`, the mean cross-entropy in nats. It is moved to the device.
         batches: this rank's loader.
-        tables: settings of the steps.
         context: device, ranks and log. Its `stop` is called after every step: True on any rank makes that step the last
             on all. None: one rank, where the model is.
         hooks: techniques that take part in the steps.
@@ -106,10 +104,14 @@ class Training(Trainer):
         self._sizes = SizeReport(plan, context) if plan.staged or settings.mixed_seq_lens else None
         if self._sizes is not None and settings.mixed_seq_lens:
             notify(self._sizes.mixed_lengths())
+        if tables.bandit.every:
+            from birdie.gpt.train.bandit import BanditPlan
+
+            plan = BanditPlan(plan, tables.bandit)
         super().__init__(
             model,
             batches,
-            BanditPlan(plan, tables.bandit) if tables.bandit.every else plan,
+            plan,
             optimizers,
             Average(tables.average, tensors_of(model)),
             hooks=[*hooks, *([] if self._sizes is None else [self._sizes])],
@@ -220,7 +222,7 @@ class Training(Trainer):
         settings = self.plan.settings
         lines = [
             self.average.finish(),
-            self.plan.bandit.diagnostics() if isinstance(self.plan, BanditPlan) else None,
+            self.plan.diagnostics(),
             self._sizes.trained() if self._sizes is not None and settings.mixed_seq_lens else None,
         ]
         if settings.force_stop_step:

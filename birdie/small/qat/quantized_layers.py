@@ -25,7 +25,6 @@ def read_through(layers: Iterable[Layer], read: Read, *, in_evaluation: bool = F
 
     Args:
         layers: whose class changes.
-        read: the function.
         in_evaluation: whether they use it in evaluation mode as well.
     """
     keys: dict[nn.Module, list[str]] = {}

@@ -41,16 +41,12 @@ class StoredAsTrained(Scheme):
 
 @dataclass(slots=True)
 class StoredForm:
-    """Stored form of a parameter; its layers keep it beside it, so copies of a module have copies of it.
+    """Stored form of a parameter; its layers keep it beside it, so copies of a module have copies of it."""
 
-    Attributes:
-        offset: difference between what was decoded and the parameter at that time, for layers that use what is
-            decoded; None: they use the parameter.
-        encoded: what a file will hold; None before the first encoding.
-    """
-
+    # difference between what was decoded and the parameter at that time, for layers that use what is decoded; None:
+    # they use the parameter
     offset: Tensor | None = None
-    encoded: Encoded | None = None
+    encoded: Encoded | None = None  # what a file will hold; None before the first encoding
 
     def stored_as(self, name: str, weight: Tensor) -> Scheme:
         """Return the scheme that stores the parameter `name` as it was trained, unless it has another value now."""

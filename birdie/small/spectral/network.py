@@ -87,7 +87,6 @@ class QuantizationNetwork(nn.Module):
 
         Args:
             positions: features of each tensor's classes; an empty list ends the centering.
-            weights: number of weights of each tensor.
         """
         if not positions:
             self.shares = self.shares[:0]

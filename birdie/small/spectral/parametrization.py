@@ -56,7 +56,6 @@ def owners_of(model: nn.Module, chosen: Callable[[str, Tensor], bool]) -> dict[i
     """Return the owners of each chosen parameter by its identity; a tied one has several.
 
     Args:
-        model: any module.
         chosen: (name, parameter) → whether it is wanted.
     """
     owners: dict[int, list[Owner]] = {}
@@ -72,8 +71,6 @@ def parametrize_weights(model: nn.Module, owners: Iterable[Sequence[Owner]], par
     """Parametrize weights in place.
 
     Args:
-        model: that owns them.
-        owners: of each weight.
         parts: parametrization of each.
     """
     for (first, *tied), part in zip(owners, parts, strict=True):

@@ -2217,7 +2217,7 @@ static int is_integer(const char *p) {
     return *p != '.' && (*p | 32) != 'e';
 }
 
-/* Return an integer >= 0, or -1 for what is none; those above 2^60 as a number above it. */
+/* Return an integer >= 0, or -1 for what is none; those above 2^59 as a number above it. */
 static int64_t natural(const char *p) {
     int is_negative = *p == '-';
     int64_t value = 0;

@@ -1,5 +1,6 @@
 """Made-up inputs calibrate a module alone, the better of two encodings is kept, and bad inputs are one sentence."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import birdie
 from birdie.compress.calibration import synthetic
@@ -353,3 +355,43 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
     for message, subject, data, arguments in calls:
         with pytest.raises(ConfigError, match=message):
             birdie.calibrate(subject, *data, **arguments)  # type: ignore[arg-type]
+
+
+class OfBatch(nn.Module):
+    """A network that takes a dict."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        result: Tensor = self.inner(batch["input"])
+        return result
+
+
+@pytest.mark.parametrize("kind", ["loader of inputs", "loader with labels", "dict as keywords", "dict as a whole"])
+def test_example_inputs_are_given_as_the_module_takes_them(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(24, 16)
+    inputs, labels = torch.randn(64, 24), torch.zeros(64)
+    data: Any = {
+        "loader of inputs": DataLoader(TensorDataset(inputs), batch_size=8),
+        "loader with labels": DataLoader(TensorDataset(inputs, labels), batch_size=8),
+        "dict as keywords": [{"input": batch} for batch in inputs.split(8)],
+        "dict as a whole": [{"input": batch} for batch in inputs.split(8)],
+    }[kind]
+    module = OfBatch(model) if kind == "dict as a whole" else model
+    known = birdie.calibrate(module, example_inputs=data)
+    expected = birdie.calibrate(model, example_inputs=list(inputs.split(8)))
+    name = "inner.weight" if module is not model else "weight"
+    measured, alone = known.sensitivities[name].hessian, expected.sensitivities["weight"].hessian
+    assert measured is not None
+    assert alone is not None
+    assert torch.equal(measured, alone)
+
+
+def test_of_a_loader_without_an_end_some_batches_are_taken() -> None:
+    model = nn.Linear(24, 16)
+    generator = torch.Generator().manual_seed(0)
+    endless = (torch.randn(4, 24, generator=generator) for _ in itertools.count())
+    assert birdie.calibrate(model, example_inputs=endless).sensitivities["weight"].hessian is not None

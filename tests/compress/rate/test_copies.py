@@ -11,7 +11,7 @@ from torch import Tensor
 import birdie
 from birdie.artifact import metadata
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.copies import LEAST_BYTES, merge_copies
+from birdie.compress.rate.groups import LEAST_BYTES, merge_copies
 from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState
 from birdie.errors import ArtifactError

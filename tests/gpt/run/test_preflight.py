@@ -51,7 +51,6 @@ PLENTY = PreflightFacts(
     memory=10**11,
     disk=10**12,
     train_tokens=10**9,
-    unread=(),
     compiles=False,
     coder_s=0.5,
 )
@@ -79,7 +78,6 @@ def test_all_checks_pass_with_enough_resources() -> None:
         ("memory", "fail", {"memory": 1000}, "choose a smaller model or more ranks"),
         ("memory", "pass", {"memory": None}, "is not known"),
         ("disk", "fail", {"disk": 1000}, "choose another --folder"),
-        ("text", "fail", {"unread": ("a.bin cannot be read (it is cut)",)}, "a.bin cannot be read"),
         ("text", "warn", {"train_tokens": 512}, "5.0 epochs"),
         ("coder", "fail", {"coder_s": None}, "no artifact could be exported"),
     ],
@@ -130,16 +128,11 @@ def test_all_failures_are_listed_in_one_sentence() -> None:
 
 
 def test_facts_describe_this_machine(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
-    facts = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU))
-    assert (facts.device, facts.ranks, facts.train_tokens, facts.unread) == ("cpu", 1, 50, ())
+    facts = collect_facts(RECIPE, tmp_path, 50, Context(CPU))
+    assert (facts.device, facts.ranks, facts.train_tokens) == ("cpu", 1, 50)
     assert facts.disk > 0
     assert facts.memory is None or facts.memory > 10**6
     assert facts.coder_s is not None
-    (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
-    broken = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU))
-    assert len(broken.unread) == 1
-    assert "a.bin" in broken.unread[0]
 
 
 def test_warming_up_a_broken_coder_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +147,7 @@ def test_warming_up_a_broken_coder_returns_none(monkeypatch: pytest.MonkeyPatch)
 def test_collecting_facts_does_not_change_the_random_state(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
     state = torch.get_rng_state()
-    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU)))
+    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, 50, Context(CPU)))
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -30,7 +30,7 @@ from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import export
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe, RunSettings
-from birdie.gpt.run.run_folder import CHAIN, Metrics, read_metrics
+from birdie.gpt.run.run_folder import CHAIN, LOGGED, METRICS, Metrics
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.loop import Step
 from birdie.gpt.train.settings import TrainSettings
@@ -43,6 +43,10 @@ from tests.ranks import run_in_process_group
 CPU = torch.device("cpu")
 
 LENGTH = 32
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    return read_steps(folder / METRICS, LOGGED).lines
 
 
 def tiny_recipe(root: Path) -> Recipe:

@@ -31,11 +31,8 @@ def test_all_time_is_in_a_part_or_other(fake: FakeTime) -> None:
     fake.now += 1.5
     assert clock.seconds == {"import": 2.0, "decode": 3.5, "compile": 0.0, "score": 2.5, "adapt": 0.0, "other": 1.5}
     assert clock.total == 9.5
-    assert bool(clock.within_budget) is True
     clock.reassign("score", "adapt", 2.0)
     assert (clock.seconds["score"], clock.seconds["adapt"], clock.total) == (0.5, 2.0, 9.5)
-    fake.now += 1.0
-    assert bool(clock.within_budget) is False
 
 
 @pytest.mark.parametrize(("budget", "warnings"), [(600.0, 1), (800.0, 0), (0.0, 0)])

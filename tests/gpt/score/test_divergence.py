@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.divergence import divergence, kl_divergence
 from birdie.errors import DataError
-from birdie.gpt.score.divergence import divergence, kl_divergence
 
 
 def logits(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.gpt.train.bandit import Bandit, BanditSettings
+from birdie.gpt.train.bandit import Bandit
+from birdie.gpt.train.settings import BanditSettings
 from birdie.gpt.train.training import Training
 from tests.tiny_run import TinyBatches, tiny_model, tiny_settings, tiny_training
 

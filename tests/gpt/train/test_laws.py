@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from birdie.gpt.train import fp8 as fp8_module
-from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.fp8 import train_in_fp8
-from birdie.gpt.train.settings import AverageSettings
+from birdie.gpt.train.settings import AverageSettings, BanditSettings
 from birdie.gpt.train.training import Training
 from birdie.gpt.train.training_checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from birdie.small.qat.settings import Qat

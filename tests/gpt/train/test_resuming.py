@@ -16,10 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from birdie.errors import WeightsError
-from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.resuming import require_resumable
-from birdie.gpt.train.settings import AverageSettings, OptimizerSettings
-from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.settings import AverageSettings, BanditSettings, OptimizerSettings, TrainingTables
 from birdie.gpt.train.training import Training
 from birdie.gpt.train.training_checkpoint import FILES, SUMS, TrainingCheckpoint, load_checkpoint
 from tests.tiny_run import TinyBatches, save, tiny_model, tiny_settings, tiny_training

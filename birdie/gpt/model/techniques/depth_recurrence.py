@@ -28,7 +28,6 @@ def layer_order(config: "GPTConfig", recurrence: bool) -> tuple[tuple[int, ...],
     A layer may be in both halves and run several times. Outputs of the encoder are pushed, the decoder pops them.
 
     Args:
-        config: of the model.
         recurrence: whether the segment is repeated.
     """
     segment = list(range(config.loop_start, config.loop_end + 1))

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from birdie.compress import kl
+from birdie.compress.calibration.kl import kl
 from birdie.errors import DataError
 
 B = TypeVar("B")

@@ -1,0 +1,305 @@
+"""Bytes against a measure of the user's own, and the smallest file that holds it.
+
+sizes ──► a file of each ──► decoded into a copy of the module ──► metric(module) ──┐
+at_least ──► sizes by bisection, until the smallest is known within 2 % ────────────┴──► Curve
+"""
+
+import copy
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from typing import Any
+
+from torch import nn
+
+from birdie.artifact.loading import load
+from birdie.artifact.options import SaveOptions
+from birdie.artifact.saving import write_model
+from birdie.compress.calibration.calibrate import calibrate
+from birdie.compress.rate.target import Target, size_of
+from birdie.compress.state import ModelState
+from birdie.compress.tensors import count_reals
+from birdie.compress.wrappers import unwrapped
+from birdie.errors import BudgetError, ConfigError
+from birdie.system.figures import image_path, new_figure, write_figure
+from birdie.system.files import write_bytes
+from birdie.system.outputs import Source, require_writable
+from birdie.system.parsing import parse_object
+from birdie.system.text_table import as_html, as_text
+
+Metric = Callable[[nn.Module], float]
+"""Module → a number, the higher the better."""
+BITS = (8.0, 6.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0)
+_FIRST, _MOST = 4.0, 16.0  # bits a weight that a search begins with, and beyond which it does not go
+_WITHIN = 1.02  # a size over the next smaller one that does not hold the measure
+_RECORD = "measured.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A file of a curve.
+
+    Attributes:
+        budget: bytes it was made for, by which `birdie.save` makes it again.
+        bytes: it has.
+        bits: per weight, everything included.
+        value: of the metric, of the decoded file.
+    """
+
+    budget: int
+    bytes: int
+    bits: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Curve:
+    """Bytes against a metric: print it, plot it, or take `points`.
+
+    Attributes:
+        points: smallest file first.
+        float_value: of the metric, of the model itself.
+        at_least: value that a file had to hold, or None.
+        floor: a budget that no file meets, if one was tried: bytes, or None.
+    """
+
+    points: tuple[CurvePoint, ...]
+    float_value: float
+    at_least: float | None = None
+    floor: int | None = None
+
+    @property
+    def smallest(self) -> CurvePoint | None:
+        """The smallest file that was measured and holds `at_least`; None if there is none."""
+        if self.at_least is None:
+            return None
+        return next((point for point in self.points if point.value >= self.at_least), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curve as plain values for JSON."""
+        smallest = None if self.smallest is None else asdict(self.smallest)
+        return {
+            "float_value": self.float_value,
+            "at_least": self.at_least,
+            "smallest": smallest,
+            "floor": self.floor,
+            "points": [asdict(point) for point in self.points],
+        }
+
+    def plot(self, path: Source, *, overwrite: bool = False) -> None:
+        """Draw the metric against the bytes into an image: .png, .svg, .pdf.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or does not know the kind of image.
+            OutputError: the file cannot be written.
+        """
+        image, figure = image_path(path, overwrite=overwrite), new_figure(7, 4)
+        axes = figure.add_subplot()
+        axes.plot([point.bytes for point in self.points], [point.value for point in self.points], "o-", markersize=4)
+        axes.axhline(self.float_value, color="gray", linewidth=1, label="float model")
+        if self.at_least is not None:
+            axes.axhline(self.at_least, color="gray", linewidth=1, linestyle="--", label="at least")
+        axes.set_xscale("log")
+        axes.set_xlabel("bytes")
+        axes.set_ylabel("metric")
+        axes.grid(alpha=0.2)
+        axes.legend()
+        write_figure(figure, image)
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = [("bytes", "bits/weight", "metric", "")]
+        for point in self.points:
+            mark = "smallest" if point == self.smallest else ""
+            rows.append((f"{point.bytes:,}", f"{point.bits:.2f}", f"{point.value:.6g}", mark))
+        return [*rows, ("float", "", f"{self.float_value:.6g}", "")]
+
+    @property
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.at_least is not None and self.smallest is None:
+            notes.append(f"no file holds {self.at_least:g}")
+        if self.floor is not None:
+            notes.append(f"no file has {self.floor:,} bytes or fewer")
+        return notes
+
+    def __repr__(self) -> str:
+        return f"<curve of {len(self.points)} files>"
+
+    def __str__(self) -> str:
+        return "\n".join([as_text(self._rows), *self._notes])
+
+    def _repr_html_(self) -> str:
+        return as_html("bytes against the metric", self._rows, self._notes)
+
+
+def curve(
+    model: nn.Module,
+    metric: Metric,
+    *,
+    sizes: Sequence[int | str] | None = None,
+    at_least: float | None = None,
+    calibration: Any = None,
+    scheme: Any = None,
+    effort: Any = "auto",
+    folder: Source | None = None,
+    progress: Callable[[CurvePoint], None] | None = None,
+) -> Curve:
+    """Measure files of several sizes by a metric of one's own, or search for the smallest that holds a value of it.
+
+        print(birdie.curve(model, accuracy, at_least=0.98, calibration=known))
+
+    Every file is written in memory as `birdie.save` does it, and decoded into a copy of the module, which the metric
+    gets. A search assumes that larger files are not worse, so a metric of few samples may end it a little beside the
+    smallest; what it returns was measured.
+
+    Args:
+        model: a module; it is not changed.
+        metric: (module) → a number, the higher the better; called once for each file, and for `model` itself.
+        sizes: of the files, bytes or such as "20kB". Default: 8 to 1 bits a weight, or those that a search tries.
+        at_least: value of the metric that the file has to hold.
+        calibration: what `birdie.calibrate` returned, or its arguments, as for `birdie.save`.
+        scheme, effort: as for `birdie.save`.
+        folder: keeps what was measured, by the digest of each file: the same call, stopped and repeated, measures only
+            what is missing. Give another metric another folder.
+        progress: called with each point as it is measured.
+
+    Returns:
+        Table, JSON and plot; `smallest.budget` for `birdie.save(budget=…)` makes the smallest file again.
+
+    Raises:
+        ConfigError: the float model itself does not hold `at_least`, both that and sizes are given, or the metric gives
+            no number.
+        BudgetError: no file has any of the sizes.
+        OutputError: the folder cannot be written.
+    """
+    if sizes is not None and at_least is not None:
+        raise ConfigError("sizes and at_least are two searches; give one of them")
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a {type(model).__name__}, not a module, which the metric needs")
+    if isinstance(calibration, tuple | list):
+        calibration = calibrate(*calibration)
+    options = SaveOptions(scheme=scheme, effort=effort, calibration=calibration)
+    files = _Files(unwrapped(model), metric, options, _Measured(folder), progress)
+    value = files.value_of(model)
+    if at_least is None:
+        budgets = [size_of("sizes", size) for size in sizes or ()] or [files.bytes_of(bits) for bits in BITS]
+        for budget in budgets:
+            files.point(int(budget or 0))
+        if not files.points:
+            raise BudgetError(f"no file has {max(int(size or 0) for size in budgets):,} bytes; give larger sizes")
+        return files.curve(value, None)
+    if not value >= at_least:
+        raise ConfigError(f"the float model has {value:.6g} by the metric, less than at_least={at_least:g}")
+    _search(files, at_least)
+    return files.curve(value, at_least)
+
+
+def _search(files: "_Files", at_least: float) -> None:
+    """Measure files until the smallest that holds a value is known within 2 %."""
+    fails, holds = 0, 0
+    bits = _FIRST
+    while not (fails and holds):  # a bracket
+        if files.holds(files.bytes_of(bits), at_least):
+            holds, bits = files.bytes_of(bits), bits / 2
+        else:
+            fails, bits = files.bytes_of(bits), 2 * bits
+        if bits > _MOST or min(fails or 2, holds or 2) <= 1:
+            return
+    while holds > _WITHIN * fails and holds - fails > 1:
+        middle = math.isqrt(fails * holds)
+        if files.holds(middle, at_least):
+            holds = middle
+        else:
+            fails = middle
+
+
+class _Measured:
+    """Values by the digest of a file, kept in a folder if there is one."""
+
+    def __init__(self, folder: Source | None) -> None:
+        self._path = None if folder is None else require_writable(folder) / _RECORD
+        self._values: dict[str, float] = {}
+        if self._path is not None and self._path.is_file():
+            try:
+                self._values = {str(key): float(value) for key, value in parse_object(self._path.read_bytes()).items()}
+            except (ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"{self._path} is not what birdie.curve writes ({error}); choose another folder"
+                ) from error
+
+    def __call__(self, data: bytes, measure: Callable[[], float]) -> float:
+        key = hashlib.sha256(data).hexdigest()
+        if key not in self._values:
+            self._values[key] = measure()
+            if self._path is not None:
+                write_bytes(self._path, json.dumps(self._values, indent=1).encode())
+        return self._values[key]
+
+
+class _Files:
+    """Files of a model by their budgets, each measured once."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        metric: Metric,
+        options: SaveOptions,
+        measured: _Measured,
+        progress: Callable[[CurvePoint], None] | None,
+    ) -> None:
+        self.model, self.metric, self.options = model, metric, options
+        self.measured, self.progress = measured, progress
+        self.points: dict[int, CurvePoint] = {}
+        self.floor: int | None = None
+        self._copy = copy.deepcopy(model)
+        self._weights = sum(map(count_reals, ModelState.of(model).tensors.values()))
+
+    def bytes_of(self, bits: float) -> int:
+        """Return the bytes of a file of so many bits a weight."""
+        return max(1, Target(bits=bits).in_bytes(self._weights) or 0)
+
+    def value_of(self, module: nn.Module) -> float:
+        """Return the metric of a module."""
+        value = float(self.metric(module))
+        if math.isnan(value):
+            raise ConfigError("the metric is not a number; return one, the higher the better")
+        return value
+
+    def point(self, budget: int) -> CurvePoint | None:
+        """Return the file of a budget; None if none is as small."""
+        if budget in self.points:
+            return self.points[budget]
+        if self.floor is not None and budget <= self.floor:
+            return None
+        file = BytesIO()
+        try:
+            summary = write_model(self.model, file, SaveOptions(**vars(self.options) | {"budget": budget}))
+        except BudgetError:
+            self.floor = budget
+            return None
+        data = file.getvalue()
+        value = self.measured(data, lambda: self._decoded(data))
+        self.points[budget] = CurvePoint(budget, summary.bytes, summary.bits_per_weight, value)
+        if self.progress is not None:
+            self.progress(self.points[budget])
+        return self.points[budget]
+
+    def holds(self, budget: int, at_least: float) -> bool:
+        """Return whether there is a file of a budget, with a metric of at least so much."""
+        point = self.point(budget)
+        return point is not None and point.value >= at_least
+
+    def curve(self, value: float, at_least: float | None) -> Curve:
+        """Return what was measured."""
+        by_bytes = {point.bytes: point for point in self.points.values()}  # two budgets may have one file
+        return Curve(tuple(point for _, point in sorted(by_bytes.items())), value, at_least, self.floor)
+
+    def _decoded(self, data: bytes) -> float:
+        limit = sys.maxsize  # limits are for files from elsewhere
+        load(data, into=self._copy, max_bytes=limit, max_operations=limit)
+        return self.value_of(self._copy)
