@@ -33,11 +33,12 @@ class Decoder:
 
     Args:
         short: cut chunks and tiles as `seeds.short_chunks` does.
+        program: the decoder, where they are not cut.
     """
 
-    def __init__(self, *, short: bool = False) -> None:
+    def __init__(self, *, short: bool = False, program: Path = PROGRAM) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self._program = PROGRAM
+        self._program = program
         if short:
             self._program = Path(self._folder.name) / "short.wasm"
             wasm.build(self._program, "-O3", f"-DBIRDIE_CHUNK={CHUNK}", f"-DBIRDIE_TILE={TILE}")
