@@ -2332,7 +2332,6 @@ static int check_fields(file *f) {
         if (is_text(key, "budget")) is_sound = is_integer(value) && (*value != '-' || !natural(value)); /* of any size */
         if (is_text(key, "onnx")) is_sound = *value == '[';
         if (is_text(key, "metadata") || is_text(key, "link")) is_sound = *value == '{';
-        if (is_text(key, "onnx")) is_sound = *value == '[';
         if (is_text(key, "schemes")) is_sound = are_texts(value);
         if (is_text(key, "order")) is_sound = check_order(value);
         if (is_text(key, "state")) is_sound = check_state(value);
