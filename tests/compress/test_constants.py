@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.constants import is_constant
-from birdie.compress.state import ModelState
 from tests.compress.test_packed import gaussian
 
 FREQUENCIES = 10_000.0 ** (-torch.arange(64) / 64)
@@ -108,14 +107,6 @@ def test_weights_are_none(weight: str) -> None:
     assert not is_constant(WEIGHTS[weight])
 
 
-@pytest.mark.parametrize("factor", [1e-300, 1e-30, 1e30, 1e150, 1e300])
-def test_scale_tells_nothing(factor: float) -> None:
-    for table in ("Fourier basis", "frequencies", "Hann window", "mel filters"):
-        assert is_constant(CONSTANTS[table].double() * factor)
-    for weight in ("drawn", "with outliers", "pruned"):
-        assert not is_constant(WEIGHTS[weight].double() * factor)
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_bits_are_looked_at_without_a_warning(data: st.DataObject) -> None:
@@ -134,32 +125,3 @@ def test_they_come_back_bit_for_bit_under_any_name(table: str, options: dict[str
         options = {"budget": 3 * 400 * 128 + 4 * CONSTANTS[table].numel()}
     birdie.save(state, file, effort="fast", **options)
     assert torch.equal(birdie.load(file.getvalue())["b"], CONSTANTS[table])
-
-
-@pytest.mark.parametrize("numbers", [1000, 100_000])
-def test_integers_are_a_map_at_any_size(numbers: int) -> None:
-    indices = torch.randint(50_000, (numbers // 10, 10), generator=torch.Generator().manual_seed(0)).float()
-    assert ModelState.of({"map": indices, "w": gaussian(64, 64)}).exact == {"map"}
-    indices[-1, -1] += 0.5
-    assert not ModelState.of({"map": indices, "w": gaussian(64, 64)}).exact
-
-
-class Unit(nn.Module):
-    """A layer of torch, and vectors and a table of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
-        self.phases = nn.Parameter(gaussian(64))
-        self.scales = nn.Parameter(gaussian(5000))
-        self.table = nn.Parameter(interleaved(), requires_grad=False)
-
-
-def test_a_module_tells_which_vectors_are_of_torchs_layers() -> None:
-    unit = Unit()
-    nn.init.normal_(unit.norm.weight)
-    state = ModelState.of(unit)
-    assert {"phases", "table"} <= state.exact
-    assert not {"layer.weight", "layer.bias", "norm.weight", "norm.bias"} & (state.exact | state.doubtful)
-    unit.table.requires_grad_()
-    assert "table" not in ModelState.of(unit).exact  # it will be trained

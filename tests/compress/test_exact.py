@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
-from birdie.compress.exact import FEW, FEW_OF_LARGE, LARGE
+from birdie.compress.exact import FEW
 from birdie.compress.state import ModelState
 from birdie.errors import BudgetError, WeightsError
 from tests.nightly import mostly_nightly
@@ -127,48 +127,6 @@ def test_doubt_is_resolved_for_exactness_where_that_costs_little(settings: dict[
     assert 1 <= sum(exact) < 20
 
 
-@pytest.mark.parametrize("counter", [True, False])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_running_statistics_are_known_by_their_position(counter: bool, layers: int) -> None:
-    state, statistics = {"w": gaussian(64, 32, 3, 3), "b": gaussian(64)}, set()
-    for layer in range(layers):
-        state |= {f"{layer}p": gaussian(64), f"{layer}q": gaussian(64), f"{layer}r": gaussian(64) + 1}
-        state[f"{layer}s"] = gaussian(64).exp()
-        statistics |= {f"{layer}r", f"{layer}s"}
-        if counter:
-            state[f"{layer}t"] = torch.tensor(7)
-    assert ModelState.of(state).exact == statistics
-
-
-@pytest.mark.parametrize("shape", [(32, 64), (32, 8, 8), (8, 32, 7)], ids=str)
-def test_weight_norm_has_weights_where_spectral_norm_has_vectors(shape: tuple[int, ...]) -> None:
-    state = {"conv.weight_v": gaussian(*shape)} | {
-        name: torch.nn.functional.normalize(gaussian(size), dim=0)
-        for name, size in (("other.weight_v", 64), ("other.weight_u", 32))
-    }
-    assert ModelState.of(state).exact == {"other.weight_v", "other.weight_u"}
-
-
-def test_few_values_are_fewer_in_a_large_tensor_whose_bits_count() -> None:
-    for values in (FEW_OF_LARGE, FEW_OF_LARGE + 1):
-        index = torch.randint(values, (256, LARGE // 256), generator=torch.Generator().manual_seed(0))
-        table = torch.linspace(-1, 1.1, values)[index]
-        assert ("table" in ModelState.of({"table": table}).exact) is (values == FEW_OF_LARGE)
-        assert "table" in ModelState.of({"table": table[:32]}).exact
-
-
-def test_float64_tells_nothing_where_every_matrix_has_it() -> None:
-    small = {"w": gaussian(16, 16, dtype=torch.float64), "e": gaussian(5, dtype=torch.float64)}
-    assert ModelState.of(small).exact == {"e"}
-    assert ModelState.of({**small, "v": gaussian(16, 16)}).exact == {"w", "e"}
-
-
-def test_a_buffer_tied_to_a_parameter_is_a_weight() -> None:
-    module = nn.Linear(64, 64)
-    module.register_buffer("kept", module.weight.detach())
-    assert ModelState.of(module).exact == frozenset()
-
-
 def test_a_rule_with_the_full_name_wins_and_a_pattern_does_not() -> None:
     state = {"cos_cached": COSINES, "w": gaussian(64, 64)}
     assert torch.equal(roundtrip(state, scheme=[("*cached", "int4")])["cos_cached"], state["cos_cached"])
@@ -183,12 +141,6 @@ def test_what_is_exact_may_hold_nan_and_a_weight_may_not() -> None:
     with pytest.raises(WeightsError, match=r"norm\.weight=lossless"):
         roundtrip({"w": gaussian(64, 64), "norm.weight": bad})
     assert roundtrip({"w": gaussian(64, 64), "norm.weight": bad}, scheme=[("norm.weight", "lossless")])
-
-
-def test_a_budget_that_exact_tensors_make_impossible_names_the_largest() -> None:
-    state = {"w": gaussian(64, 64), "cos_cached": COSINES, "inv_freq": gaussian(64)}
-    with pytest.raises(BudgetError, match=r"'cos_cached' with \d,\d{3} bytes"):
-        birdie.save(state, io.BytesIO(), budget=5_000)
 
 
 def test_a_budget_that_integers_and_files_make_impossible_says_so() -> None:

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from birdie.compress.prior import GATE, KINDS, USUAL, covariance, kinds_of, prior, prior_in_units_of
+from birdie.compress.prior import KINDS, covariance, kinds_of, prior, prior_in_units_of
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.trellis import Trellis
@@ -64,22 +62,6 @@ def test_the_kind_is_told_by_shapes(model: str) -> None:
     assert "".join(kind[0] for kind in kinds.values()) == letters
 
 
-def test_a_module_tells_its_embeddings() -> None:
-    shapes, _ = MODELS["as tall as a layer"]
-    kinds = kinds_of({name: torch.empty(shape) for name, shape in shapes.items()}, embeddings={"t"})
-    assert kinds == {"t": "embedding", "up": "matrix", "down": "matrix", "q": "matrix"}
-
-
-@given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
-@settings(max_examples=20)
-def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
-    """A relative error costs the same, so a row that is larger by a factor weighs less by its square."""
-    plain = prior(weights(seed))
-    scaled = prior({name: weight.double() * factor for name, weight in weights(seed).items()})
-    for name, sensitivity in plain.items():
-        np.testing.assert_allclose(rows(scaled[name]) * factor**2, rows(sensitivity), rtol=1e-4)
-
-
 @pytest.mark.parametrize("decades", [5, -5, 20, -20])
 def test_units_of_another_scale_count_like_the_others(decades: int) -> None:
     """Rows times a factor, and columns of the next layer divided by it: the same function."""
@@ -103,60 +85,6 @@ def test_units_of_another_scale_count_like_the_others(decades: int) -> None:
     # a column of 24 rows has the median energy that chance says
     assert (np.abs(np.log(taps.power[units] / factor**2)) < np.log(4)).all()
     assert (np.delete(taps.power, units) == 1).all()
-
-
-def test_rows_keep_their_weight_in_any_order() -> None:
-    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
-    weight = weights()["conv.weight"]
-    np.testing.assert_allclose(rows(prior({"x": weight[order]})["x"]), rows(prior({"x": weight})["x"])[order])
-
-
-def test_one_row_that_is_far_larger_does_not_make_the_others_coarse() -> None:
-    """In a voice activity detector one row has 500 times the energy of the others."""
-    weight = weights()["frames.weight"]
-    larger = torch.cat([weight, 30 * weight[:1]])
-    alone, beside = rows(prior({"x": weight})["x"]), rows(prior({"x": larger})["x"])
-    np.testing.assert_allclose(beside[:-1] / beside[0], alone / alone[0], rtol=0.1)
-    energies = (larger**2).flatten(1).sum(1)
-    assert beside[-1] * energies[-1] > 3 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
-
-
-def test_gates_count_by_their_own_size() -> None:
-    state = weights()
-    weight = state["rnn.weight_ih_l0"]
-    weight[::2] *= 10
-    products = rows(prior(state)["rnn.weight_ih_l0"]) * (weight.double() ** 2).sum(1)
-    np.testing.assert_allclose(products, products[0], rtol=1e-5)
-
-
-def test_matrices_weigh_by_their_elements_kernels_do_not_and_small_matrices_are_precise() -> None:
-    """By the assumption of kinds; the mean with plain ones lies between it and these."""
-
-    def ratio(first: tuple[str, int], second: tuple[str, int]) -> float:
-        """Return the cost of a relative error of the first matrix in that of the second, both in one model."""
-        kinds = dict(zip("ab", (first[0], second[0]), strict=True))
-        shapes = {
-            name: (count, 1, *((1, 1) if kinds[name] == "image" else ()))
-            for name, (_, count) in zip("ab", (first, second), strict=True)
-        }
-        every = prior({name: torch.ones(shape) for name, shape in shapes.items()}, kinds=kinds)
-        return float(rows(every["a"]).sum() / rows(every["b"]).sum())
-
-    def lies_between(value: float, by_kind: float, by_weights: float) -> bool:
-        return min(by_kind, by_weights, 1.0) / 1.01 <= value <= 1.01 * max(by_kind, by_weights, 1.0)
-
-    usual = "matrix", USUAL
-    for first, by_kind in (
-        (("matrix", 4 * USUAL), 4.0),
-        (("matrix", GATE), 1.0),
-        (("matrix", GATE // 8), 64.0),
-        (("embedding", USUAL), 24.0),
-    ):
-        assert lies_between(ratio(first, usual), by_kind, first[1] / USUAL)
-    assert lies_between(ratio(("image", 64), ("image", USUAL)), 1.0, 64 / USUAL)
-    assert ratio(("matrix", GATE // 8), usual) > ratio(("matrix", GATE // 2), usual) > ratio(("matrix", GATE), usual)
-    assert ratio(("matrix", 4 * USUAL), usual) > ratio(("matrix", 2 * USUAL), usual) > 1
-    assert ratio(("embedding", USUAL), usual) > 2
 
 
 @pytest.mark.parametrize(

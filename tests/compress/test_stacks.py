@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
-from birdie.compress.prior import prior, prior_in_units_of
 from birdie.compress.row_blocks import as_matrix, encoded_blocks, is_stack
-from birdie.small.qat.fake_quantization import quantized
-from birdie.small.qat.settings import Qat
 from tests.nightly import mostly_nightly
 
 NAME = "layers.0.mlp.experts.down_proj"
@@ -144,15 +141,6 @@ def test_any_stack_decodes_to_its_shape_from_the_same_bytes(shape: tuple[int, ..
         assert torch.equal(decoded["w"], weight) == ("lossless" in settings)
 
 
-def test_transposed_stacks_are_stored_as_what_they_hold() -> None:
-    weight = experts().transpose(1, 2)  # not in the order of the memory
-    file, decoded = saved({"w": weight}, scheme="int6")
-    assert (file, error(decoded["w"], weight) < 0.1) == (
-        saved({"w": weight.contiguous()}, scheme="int6")[0],
-        True,
-    )
-
-
 def test_small_matrices_share_a_block_and_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = torch.ones(20, 64, 64), torch.ones(2, 600, 4096)
     blocks = encoded_blocks(as_matrix(small), tuple(small.shape), by_rows=True)
@@ -162,15 +150,6 @@ def test_small_matrices_share_a_block_and_large_ones_are_cut(monkeypatch: pytest
     cut = encoded_blocks(as_matrix(large), tuple(large.shape), by_rows=True)
     assert cut == [slice(*ends) for ends in [(0, 256), (256, 600), (600, 856), (856, 1200)]]
     assert encoded_blocks(as_matrix(large), tuple(large.shape), by_rows=False) == [slice(0, 600), slice(600, 1200)]
-
-
-def test_a_relative_error_of_each_matrix_costs_the_same() -> None:
-    weight = experts()
-    apart = prior({str(i): matrix for i, matrix in enumerate(weight)})
-    together = prior_in_units_of({}, {"w": as_matrix(weight)}, {"w": len(weight)})["w"].row_fisher
-    rows = [sensitivity.row_fisher for sensitivity in apart.values()]
-    assert together is not None
-    torch.testing.assert_close(together, torch.cat([row for row in rows if row is not None]))
 
 
 class Experts(nn.Module):
@@ -206,27 +185,3 @@ def test_stacks_in_a_calibrated_module_are_calibrated() -> None:
     assert error(decoded["up"], module.up.detach()) < 0.2
     table = birdie.sensitivity(module, batches(), loss)
     assert {row.name for row in table.rows} == {"head.weight", "up", "down"}
-
-
-def test_what_calibration_knows_as_a_convolution_is_none() -> None:
-    convolution = nn.Conv1d(8, 1, 64)
-    module, weight = nn.Sequential(convolution, nn.Flatten(), nn.Linear(37, 8)), convolution.weight
-    assert is_stack(tuple(weight.shape))
-    data = [torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(i)) for i in range(4)]
-    file, decoded = saved(module, quality=0.001, calibration=(module, data, loss))  # type: ignore[arg-type]
-    with Reader(file) as reader:
-        assert reader.entry("0.weight").kind != BLOCKS
-    assert decoded["0.weight"].shape == weight.shape
-
-
-@pytest.mark.parametrize("qat", [Qat(bits=4), Qat(sigma=0.3), Qat(levels="ternary"), Qat(scheme="codebook:k=8")])
-def test_training_quantizes_matrices_as_if_they_were_apart(qat: Qat) -> None:
-    weight = experts()
-    assert torch.equal(quantized(qat, weight), torch.stack([quantized(qat, matrix) for matrix in weight]))
-
-
-@pytest.mark.parametrize("spec", ["codebook:k=8", "tucker:energy=0.9"])
-def test_training_sees_what_a_file_stores(spec: str) -> None:
-    weight = experts()
-    _, decoded = saved({"w": weight}, scheme=spec)
-    assert torch.allclose(quantized(Qat(scheme=spec), weight), decoded["w"], atol=1e-7)

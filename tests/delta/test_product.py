@@ -1,7 +1,5 @@
 """Differences that are not exact: the sum is that of the format, and the cheaper of two forms is stored."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -74,13 +72,6 @@ def test_all_components_make_up_the_difference_and_fall_in_size(with_inputs: boo
     assert components.weights.loss(difference.double().numpy()) == pytest.approx((components.sizes**2).sum() / 2)
 
 
-def test_ranks_fall_as_bits_count_for_more() -> None:
-    components = Components.of(torch.randn(60, 50).numpy(), Weights.of(None, np.ones(60)))
-    ranks = [components.rank(10.0**exponent) for exponent in range(-9, 4)]
-    assert ranks == sorted(ranks, reverse=True)
-    assert (ranks[0], ranks[-1]) == (50, 0)
-
-
 def test_components_of_a_large_matrix_are_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_EXACT", 100)
     monkeypatch.setattr(products, "MOST_RANK", 12)
@@ -131,11 +122,3 @@ def test_parameters_that_lie_are_refused(change: object) -> None:
         layout(encoded.shape, encoded.dtype, change(encoded.params))  # type: ignore[operator]
     with pytest.raises(ArtifactError):
         layout(encoded.shape, torch.int32, encoded.params)
-
-
-def test_the_loss_is_that_of_the_sensitivity() -> None:
-    hessian, fisher, error = covariance(12, 0).double(), torch.rand(5).double() + 0.5, torch.randn(5, 12).double()
-    weights = Weights.of(Sensitivity(hessian.float(), fisher.float()), np.ones(5))
-    expected = 0.5 * float((fisher[:, None] * (error @ hessian) * error).sum())
-    assert weights.loss(error.numpy()) == pytest.approx(expected, rel=0.05)  # inputs are damped
-    assert math.isclose(Weights.of(None, np.ones(5)).loss(error.numpy()), 0.5 * float(error.square().sum()))

@@ -11,26 +11,6 @@ CHUNKS = [np.arange(5, dtype=np.uint32), np.zeros(0, np.uint32), np.arange(7, 9,
 LENGTHS = np.array([chunk.size for chunk in CHUNKS])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_parts_come_back(threads: int) -> None:
-    side, words = payload.split(payload.join(SIDE, CHUNKS, b"tail"))
-    assert (side == SIDE).all()
-    chunks: dict[int, bytes] = {}
-
-    def keep(index: int, data: memoryview) -> None:
-        chunks[index] = bytes(data)
-
-    assert bytes(payload.decode_chunks(words, LENGTHS, 4, keep, threads)) == b"tail"
-    assert [chunks[index] for index in range(3)] == [chunk.tobytes() for chunk in CHUNKS]
-
-
-def test_every_cut_of_the_side_information_is_refused() -> None:
-    data = payload.join(SIDE, [])
-    for length in range(len(data)):
-        with pytest.raises(ArtifactError):
-            payload.split(data[:length])
-
-
 def test_chunks_longer_than_the_payload_are_refused() -> None:
     with pytest.raises(ArtifactError):
         payload.decode_chunks(memoryview(bytes(27)), LENGTHS, 4, lambda *_: None, 1)

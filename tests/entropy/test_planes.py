@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from birdie.entropy import coder, planes
+from birdie.entropy import planes
 from birdie.errors import ArtifactError, ConfigError
 
 
@@ -22,29 +22,6 @@ def test_any_bits_come_back(data: st.DataObject, fmt: str) -> None:
     assert tuple(part.dtype for part in parts) == planes.plane_dtypes(fmt)
     assert len(parts) == len(planes.plane_hints(fmt))
     assert planes.join(parts, fmt).tobytes() == bits.tobytes() == original.tobytes()
-
-
-def test_special_floats_come_back_through_the_coder() -> None:
-    values = np.array([[0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1.5, 3.4e38]], np.float32)
-    bits = values.view(np.uint32).copy()
-    bits[0, 4] |= 0x1234  # a NaN with a payload
-    kinds = planes.plane_dtypes("float32")
-    coded = [coder.encode(plane) for plane in planes.split(bits, "float32")]
-    parts = tuple(coder.decode(c.coder, c.payload, 1, 8, dtype=kind) for c, kind in zip(coded, kinds, strict=True))
-    assert (planes.join(parts, "float32") == bits).all()
-
-
-def test_the_exponent_plane_is_the_exponent() -> None:
-    values = np.array([[1.0, -1.0, 2.0, 0.5]], np.float32)
-    exponent = planes.split(values.view(np.uint32), "float32")[0]
-    assert exponent.tolist() == [[127, 127, 128, 126]]
-
-
-def test_the_first_plane_of_float16_is_the_exponent_and_three_bits() -> None:
-    values = np.array([[1.0, -1.0, 1.125, -1.25, 2.0]], np.float16)
-    first, second = planes.split(values.view(np.uint16), "float16")
-    assert first.tolist() == [[15 << 3, 15 << 3, 15 << 3 | 1, 15 << 3 | 2, 16 << 3]]
-    assert (second >> 7).tolist() == [[0, 1, 0, 1, 0]]  # the sign
 
 
 def test_damaged_planes_are_an_artifact_error() -> None:

@@ -12,7 +12,6 @@ from birdie.errors import ArtifactError
 from tests.reference import decoder as reference
 
 Integers = NDArray[np.integer]
-INT8: np.dtype[np.integer] = np.dtype(np.int8)
 UINT8: np.dtype[np.integer] = np.dtype(np.uint8)
 INT32: np.dtype[np.integer] = np.dtype(np.int32)
 VALUES = st.integers(-(2**31), 2**31 - 1)
@@ -48,21 +47,3 @@ def test_packed_values_come_back_and_take_the_bits_of_their_range(values: Intege
     for damaged in (payload[:-1], payload + b"\0", b"\0" + payload[1:], payload[:4]):
         with pytest.raises(ArtifactError, match=f"{len(damaged):,}"):
             raw.decode_packed(damaged, rows, columns, INT32, 1)
-
-
-def test_bytes_are_the_values_and_must_be_as_many() -> None:
-    payload = bytes(range(100, 220))
-    assert raw.decode_bytes(payload, 10, 12, UINT8, 1).tobytes() == payload
-    for length in (119, 121):
-        with pytest.raises(ArtifactError, match=str(length)):
-            raw.decode_bytes(bytes(length), 10, 12, UINT8, 1)
-
-
-def test_values_beyond_the_dtype_are_refused() -> None:
-    for decode, payload in (
-        (raw.decode_bytes, bytes([1, 128])),
-        (raw.decode_constant, raw.encode_constant(128)),
-        (raw.decode_packed, raw.encode_packed(np.array([[1, 128]]), 1, 128)),
-    ):
-        with pytest.raises(ArtifactError, match=r"128\b.*int8"):
-            decode(payload, 1, 2, INT8, 1)

@@ -17,11 +17,6 @@ def test_rows_of_two_scales_become_two_classes_narrow_first() -> None:
     assert row_classes.cluster(counts, 2).tolist() == wide.astype(int).tolist()
 
 
-def test_equal_rows_have_one_class() -> None:
-    counts = np.tile(np.array([3, 9, 3]), (40, 1))
-    assert not row_classes.cluster(counts, 4).any()
-
-
 def test_classes_come_back_unless_there_are_too_many() -> None:
     classes = np.array([0, 0, 3, 1, 3], np.uint8)
     writer = SideWriter()

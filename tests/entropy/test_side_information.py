@@ -37,15 +37,6 @@ def test_numbers_end_at_the_limit_of_the_format() -> None:
                 reader.take_all(0, 1)
 
 
-def test_contexts_are_independent() -> None:
-    writer = SideWriter()
-    for context in range(CONTEXTS):
-        writer.put(context, context)
-    reader = SideReader(writer.finish())
-    assert [reader.take(context, CONTEXTS, "a number") for context in range(CONTEXTS)] == list(range(CONTEXTS))
-    reader.finish()
-
-
 def test_a_number_above_its_limit_is_an_error_that_names_it() -> None:
     writer = SideWriter()
     writer.put(3, 12)

@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from birdie.entropy import frequency_tables, static
+from birdie.entropy import static
 from birdie.entropy import trellis_states as trellis
 from birdie.entropy.trellis_states import STATES
 from birdie.errors import ArtifactError
@@ -15,14 +12,6 @@ from tests.reference.streams import on_paths
 
 Integers = NDArray[np.integer]
 PATHS = [sign * states for states in STATES[1:] for sign in (1, -1)]  # down columns, along rows
-
-
-@settings(max_examples=25, deadline=None)
-@given(arrays.arrays(np.int64, (6, 50), elements=st.integers(-(2**31), 2**31 - 1)))
-def test_any_int32_comes_back(values: Integers) -> None:
-    if values.min() != values.max():
-        payload = static.encode(values, (1, 1))
-        assert (static.decode(payload, 6, 50, np.dtype(np.int32), 1) == values).all()
 
 
 @pytest.mark.parametrize("states", PATHS)
@@ -38,15 +27,6 @@ def test_tables_for_odd_states_reach_the_entropy_given_the_state(states: int) ->
     paired, plain = (len(static.encode(values, (1, 1), count)) for count in (states, 1))
     assert paired < 0.97 * plain
     assert 8 * paired < 1.02 * bits + 1200
-
-
-@pytest.mark.parametrize("states", [1, 8])
-def test_ways_that_are_given_up_early_are_none_of_the_cheapest(monkeypatch: pytest.MonkeyPatch, states: int) -> None:
-    rng = np.random.default_rng(0)
-    values = np.rint(rng.normal(0, 3 + 9 * rng.random((48, 1)), (48, 64))).astype(np.int32)
-    payload = static.encode(values, (1, 1), states)
-    monkeypatch.setattr(frequency_tables, "least_bits", lambda counts: np.full(len(counts), -np.inf))
-    assert static.encode(values, (1, 1), states) == payload
 
 
 def test_tables_for_odd_states_are_refused_without_a_trellis() -> None:

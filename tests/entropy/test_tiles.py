@@ -79,12 +79,6 @@ def test_any_values_come_back_from_both_decoders(values: Integers, states: int, 
         assert reference.decode(coder.TILES, data, values.shape[0], values.shape[1], states) == values.tolist()
 
 
-@pytest.mark.parametrize("states", [1, 4, 256])
-@pytest.mark.parametrize("deviation", [0.3, 1.5, 20])
-def test_whatever_fits_is_coded(deviation: float, states: int) -> None:
-    assert coded(on_paths(60, 45, states, deviation), states) is not None
-
-
 @pytest.mark.parametrize(
     ("states", "deviation", "most"),
     mostly_nightly([(1, 3.9, 1.005), (32, 3.9, 1.005), (1, 1.9, 1.01), (32, 1.9, 1.01)], [(1, 3.9, 1.005)]),
@@ -117,17 +111,6 @@ def test_the_coder_static_is_kept_where_tiles_do_not_pay(
     assert not tiles.pay(described) or tiles.encode(described, states) is None
     fast = coder.encode(values, Hints(kernel=kernel, states=states), "fast")
     assert fast.coder != coder.TILES
-
-
-@pytest.mark.parametrize("lowest", [-32768, -1, 0, 9, 32768 - 301])
-def test_numbers_with_raw_bits_fit_the_dtype_that_the_values_fit(lowest: int) -> None:
-    """Symbols stand for several numbers, so that there are a few numbers more than values."""
-    values = np.random.default_rng(0).integers(0, 301, (60, 40)) + lowest
-    values[0, :2] = lowest, lowest + 300
-    dtype: np.dtype[np.integer] = np.dtype(np.uint16) if lowest == 0 else np.dtype(np.int16)
-    data = coded(values.astype(np.int32))
-    assert data is not None
-    assert (decoded(data, values, dtype=dtype) == values).all()
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -181,15 +164,6 @@ def test_damaged_side_information_is_an_error_or_other_values(name: str, data: s
     assert values.shape == feature.values.shape
 
 
-@pytest.mark.parametrize("name", ["tiles row classes", "tiles 32 states"])
-def test_exchanged_tiles_are_refused(name: str) -> None:
-    feature, sound = FEATURES[name], stream(name).payload
-    at = words_at(sound)
-    middle = at + (len(sound) - at) // 4 * 2
-    with pytest.raises(ArtifactError):
-        decoded(sound[:at] + sound[middle:] + sound[at:middle], feature.values, feature.states)
-
-
 @pytest.mark.parametrize(
     ("name", "context", "number"),
     [
@@ -229,14 +203,3 @@ def test_needless_bytes_are_refused() -> None:
     for extra in b"\0", b"\0\0":
         with pytest.raises(ArtifactError):
             decoded(sound + extra, feature.values)
-
-
-@pytest.mark.nightly
-def test_threads_do_not_forget_what_others_have_seen() -> None:
-    """A row whose only value lies in one thread's part is no row of zeros, whenever the others are done with it."""
-    values = np.zeros((512, 2048), np.int8)
-    values[np.arange(512), 992 + np.arange(512) % 32] = 1
-    values[0] = np.arange(2048) % 3
-    stream = tiles.open_stream(coded(values.astype(np.int32)) or b"", 512, 2048)
-    for _ in range(300):
-        rans_tiles.decode(stream.data, stream.tiles, stream.tables, np.empty(values.shape, np.int8), 2)

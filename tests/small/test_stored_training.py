@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import birdie
 from birdie.artifact.loading import load
-from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
+from birdie.errors import BudgetError, ConfigError, WeightsError
 from birdie.gpt.run.gpt_calibration import calibrate_gpt
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import metadata
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import CalibrationSettings, ExportSettings, Recipe, RunSettings
-from birdie.small import fine_tuning
 from birdie.small.fine_tuning import FineTuneStep, fine_tune
 from birdie.small.qat.quantized_layers import parameter
 from birdie.small.qat.settings import Qat
@@ -87,12 +85,6 @@ def test_training_tells_how_far_weights_are_from_the_file_and_what_changed() -> 
     assert 0 < changes[12] < 1
 
 
-def test_bits_per_weight_are_of_the_complete_file(tmp_path: Path) -> None:
-    model = network()
-    tune(model, steps=20, bits=4.0)
-    assert birdie.save(model, tmp_path / "x.birdie").bits_per_weight <= 4.0
-
-
 def test_at_a_bit_a_weight_it_is_near_quantization_afterwards(tmp_path: Path) -> None:
     """It was better until calibrated files were compared with assumed ones; the figures are in LOG.md."""
     budget, (x, y) = 3_500, data(2048)
@@ -143,15 +135,6 @@ def test_tied_and_recurrent_weights_stay_what_they_are(tmp_path: Path) -> None:
     assert torch.equal(birdie.load(tmp_path / "x.birdie", into=Tied())(ids), logits)
 
 
-def test_copies_are_saved_alike(tmp_path: Path) -> None:
-    model = network()
-    tune(model, steps=14, budget=3_000)
-    files = [tmp_path / f"{number}.birdie" for number in range(3)]
-    for file, one in zip(files, (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))), strict=True):
-        birdie.save(one, file)
-    assert len({file.read_bytes() for file in files}) == 1
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_in_training_computes_with_decoded_weights_in_either_mode(training: bool, tmp_path: Path) -> None:
     model, (x, _) = network().train(training), data()
@@ -196,21 +179,6 @@ def test_absurd_targets_are_errors(target: dict[str, Any]) -> None:
         fine_tune(network(), [data()], loss, steps=3, **target)
 
 
-def test_weights_that_are_nan_are_an_error() -> None:
-    model = network()
-    with torch.no_grad():
-        next(model.parameters())[0, 0] = torch.nan
-    with pytest.raises((DataError, WeightsError), match=r"finite|NaN"):
-        fine_tune(model, [data()], loss, steps=3, budget=3_000)
-
-
-def test_a_model_can_be_tuned_to_a_smaller_budget(tmp_path: Path) -> None:
-    model = network()
-    for budget in (4_000, 2_600):
-        tune(model, steps=14, budget=budget)
-        assert birdie.save(model, tmp_path / "x.birdie").bytes <= budget
-
-
 def test_what_cannot_be_reached_is_an_error_before_the_first_step() -> None:
     model = network()
     original = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -220,23 +188,6 @@ def test_what_cannot_be_reached_is_an_error_before_the_first_step() -> None:
         fine_tune(model, [data()], loss, steps=10, budget=1_000_000)
     assert model.state_dict().keys() == original.keys()
     assert all(torch.equal(weight, original[name]) for name, weight in model.state_dict().items())
-
-
-def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_tuning, "_FIRST", 2)
-    x, y = data()
-    batches = [(x, y)] * 4 + [(torch.full_like(x, torch.nan), y)]
-    with pytest.raises(DataError, match="the loss of step 3 is not finite"):
-        list(fine_tune(network(), batches, loss, steps=9, budget=3_000))
-
-
-def test_batches_that_end_with_the_training_are_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The last calibration takes batches of the last steps, so a long training is not lost at its end."""
-    monkeypatch.setattr(fine_tuning, "_FIRST", 2)
-    monkeypatch.setattr(fine_tuning, "_LAST", 4)
-    model, once = network(), iter([data()] * (2 + 6))
-    assert len(list(fine_tune(model, once, loss, steps=6, budget=3_000))) == 6
-    assert birdie.save(model, tmp_path / "x.birdie").bytes <= 3_000
 
 
 @pytest.fixture(scope="module")
@@ -346,16 +297,6 @@ def test_a_run_says_how_far_its_weights_are_from_the_file_and_exports_it(recipe:
     run.work.new_model(load(summary.path))
 
 
-def test_parameters_and_their_names_are_those_of_a_plain_run(recipe: Recipe, tmp_path: Path) -> None:
-    """A run that starts late is the same up to there, so checkpoints of either kind can be resumed as the other."""
-    states = []
-    for number, qat in enumerate((Qat(), recipe.qat)):
-        run = Run(dataclasses.replace(recipe, qat=qat), tmp_path / str(number))
-        list(run.train(stop=lambda run=run: run.steps == 5))  # type: ignore[misc]
-        states.append(run.model.state_dict())
-    assert all(torch.equal(states[0][name], weight) for name, weight in states[1].items())
-
-
 def train_on_a_rank(world: World, folder: Path) -> None:
     run = Run(load_recipe(folder / "ranks.toml"), folder / "run", Context(CPU, world))
     list(run.train())
@@ -376,12 +317,6 @@ def test_all_ranks_train_on_what_rank_0_encodes(recipe: Recipe, tmp_path: Path) 
 def test_a_recipe_without_budget_or_calibration_is_refused(recipe: Recipe, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="qat budget trains"):
         dataclasses.replace(recipe, **changes)
-
-
-def test_patterns_that_match_no_matrix_are_refused_before_the_first_step(recipe: Recipe, tmp_path: Path) -> None:
-    run = Run(dataclasses.replace(recipe, qat=Qat(budget=True, tensors=("nothing.*",))), tmp_path)
-    with pytest.raises(ConfigError, match="match no matrix"):
-        list(run.train())
 
 
 @pytest.mark.parametrize(("budget", "error"), [(1_500, BudgetError), (500_000, ConfigError)])

@@ -17,13 +17,6 @@ class Focal(nn.Module):
         return F.cross_entropy(outputs, targets) ** 2
 
 
-class OfModules(nn.Module):
-    """A loss of calibration that is a module."""
-
-    def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
-
-
 class Named(nn.Linear):
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         return super().forward(x) * scale
@@ -42,8 +35,3 @@ def test_a_criterion_gets_outputs_and_targets(criterion: Any, inputs: Any) -> No
     model = Named(8, 6)
     expected = criterion(model(X, 1.0 if isinstance(inputs, Tensor) else 2.0), Y)
     assert torch.equal(batch_loss(criterion)(model, (inputs, Y)), expected)
-
-
-@pytest.mark.parametrize("loss", [lambda model, batch: model(batch), OfModules()])
-def test_losses_of_module_and_batch_stay(loss: Any) -> None:
-    assert batch_loss(loss) is loss

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from birdie.compress.calibration.shrinkage import ENOUGH, oracle_share, shrink, shrink_covariance
 from birdie.compress.prior import prior
-from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
+from birdie.compress.scheme import Sensitivity, TapCovariance
 from birdie.compress.trellis.feedback import feedback
 
 TAPS = TapCovariance(np.array([[1.0, 0.6], [0.6, 1.0]]), 0.3)
@@ -48,13 +47,6 @@ def test_the_share_falls_with_samples_until_nothing_is_shrunk() -> None:
     assert oracle_share(torch.eye(4), 100) == 1
 
 
-def test_one_sample_gives_the_prior_with_the_power_measured() -> None:
-    measured = moments(seeded(1, 12))
-    prior_only = shrink_covariance(measured, 1, TAPS)
-    torch.testing.assert_close(prior_only.trace(), measured.trace())
-    torch.testing.assert_close(prior_only / prior_only[0, 0], dense(6) / dense(6)[0, 0])
-
-
 def shrunk_all(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
     return dict(shrink(known, weights, known))
 
@@ -86,31 +78,3 @@ def test_rows_shrink_to_the_priors_in_the_units_of_the_calibration() -> None:
             torch.testing.assert_close(getattr(many[name], part), getattr(original, part))
         first, last = (feedback(item[name], len(weight), 36).row_weight.mean() for item in (few, many))
         assert 0.1 < first / last < 10
-
-
-def test_what_is_not_counted_or_has_no_weight_is_not_changed() -> None:
-    sensitivity = known(6, 36, 0)
-    result = shrunk_all({"w": sensitivity, "elsewhere": known(3, 4, 5)}, {"w": seeded(6, 4, 3, 3)})
-    for part in ("hessian", "row_fisher", "output"):
-        assert torch.equal(getattr(result["w"], part), getattr(sensitivity, part))
-        assert torch.equal(getattr(result["elsewhere"], part), getattr(known(3, 4, 5), part))
-
-
-def test_blocks_shrink_as_the_matrices_they_are() -> None:
-    hessian = moments(seeded(3, 18))
-    blocks = BlockDiagonal(torch.arange(36).view(2, 18), torch.stack([hessian, 2 * hessian]))
-    result = shrunk_all({"w": Sensitivity(blocks=blocks, samples=3)}, {"w": seeded(6, 4, 3, 3)})["w"].blocks
-    assert result is not None
-    torch.testing.assert_close(result.blocks[1], 2 * result.blocks[0])
-    assert float(torch.linalg.eigvalsh(result.blocks[0].double())[0]) > 1e-3
-    assert float(torch.linalg.eigvalsh(hessian.double())[0]) < 1e-6
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_gradients_that_vanish_leave_the_prior(value: float) -> None:
-    nothing = Sensitivity(torch.eye(4) * value, torch.zeros(3), torch.zeros(3, 3), samples=5, gradients=5)
-    result = shrunk_all({"w": nothing}, {"w": seeded(3, 4)})["w"]
-    assert result.row_fisher is not None
-    assert result.hessian is not None
-    assert bool(result.row_fisher.isfinite().all())
-    assert bool(result.hessian.isfinite().all())

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.calibration import synthetic
-from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.synthetic import HeldOutError, Inputs, synthetic_calibration
 from birdie.compress.prior import mean_cost, prior
 from birdie.compress.scheme import Sensitivity
@@ -36,17 +35,6 @@ class Language(nn.Module):
     def forward(self, ids: Tensor) -> dict[str, Tensor]:
         x = self.tokens(ids) + 0.1 * self.positions(torch.arange(ids.shape[1]) % 64)
         return {"hidden": x, "logits": self.head(x + self.outer(self.inner(x).relu()))}
-
-
-class Sum(nn.Module):
-    """Module of two arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 16)
-
-    def forward(self, first: Tensor, second: Tensor) -> tuple[None, Tensor]:
-        return None, self.layer(first) + self.layer(second)
 
 
 class Images(nn.Module):
@@ -159,76 +147,6 @@ def test_networks_of_sound_take_noise_and_assumed_rows() -> None:
     assert hessian.shape == (128, 128)
 
 
-def test_noise_sounds_are_loud_and_quiet_within_the_range_of_samples() -> None:
-    sounds = synthetic.noise_sounds(1, 4096, synthetic.SOUNDS, torch.Generator().manual_seed(0))
-    parts = sounds.unflatten(2, (synthetic.STEADY, -1)).std(3)
-    assert parts.max() > 10 * parts.min()
-    assert (sounds.abs() < 1).double().mean() > 0.999
-    features = synthetic.noise_sounds(80, 1024, synthetic.SOUNDS, torch.Generator().manual_seed(0))
-    assert features.var().item() == pytest.approx(1, abs=0.05)
-
-
-def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
-    model = Sum()
-    one, two = torch.randn(20, 8), torch.randn(20, 8)
-    for examples in ((one, two), {"first": one, "second": two}, [(one, two), (two, one)]):
-        result = synthetic_calibration(model, examples)
-        assert isinstance(result.held_out, HeldOut)
-        assert result.held_out.batches
-    assert len(synthetic._split(Inputs((one, two)))) == synthetic.BATCHES
-
-
-def test_the_error_is_that_of_a_module_whose_state_has_other_names_than_its_parts() -> None:
-    """As a model under the names of its checkpoint has."""
-
-    class Renamed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = nn.Linear(32, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.model(x)
-            return out
-
-        def state_dict(self, *_: Any, **settings: Any) -> dict[str, Tensor]:  # type: ignore[override]
-            return {f"classifier.{name}": tensor for name, tensor in self.model.state_dict(**settings).items()}
-
-    module, x = Renamed(), torch.randn(50, 32)
-    measure = HeldOutError(module, [Inputs((x,))], loss)
-    state = module.state_dict()
-    assert measure(state) == 0
-    doubled = {name: 2 * tensor for name, tensor in state.items()}
-    outputs = module(x).detach().double()
-    variance = float((outputs - outputs.mean()).square().sum())
-    assert measure(doubled) == pytest.approx(float(outputs.square().sum()) / variance)
-    assert measure(state) == 0
-
-
-class Towers(nn.Module):
-    """Two networks with an output each, a cache beside them, and noise in one of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.third = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        noisy = self.second(x + torch.randn(x.shape))
-        return {"first": self.first(x), "both": (noisy,), "hidden_states": self.third(x), "infinite": x * torch.inf}
-
-
-def test_all_outputs_count_but_inner_states_and_random_numbers_are_those_of_each_call() -> None:
-    model, x = Towers(), torch.randn(40, 16)
-    generator_state = torch.get_rng_state()
-    result = synthetic_calibration(model, x)
-    assert torch.equal(torch.get_rng_state(), generator_state)
-    assert result.sensitivities.keys() == {"first.weight", "second.weight"}
-    assert result.held_out is not None
-    assert result.held_out(model.state_dict()) == 0
-    zeros = {name: torch.zeros_like(weight) for name, weight in model.first.state_dict(prefix="first.").items()}
-    assert result.held_out(zeros) == pytest.approx(1 / 4, abs=0.1)  # of one output in four
-
-
 def test_a_module_that_cannot_be_differentiated_is_calibrated_by_forward_passes() -> None:
     class Detached(Images):
         def forward(self, images: Tensor) -> Tensor:
@@ -241,46 +159,9 @@ def test_a_module_that_cannot_be_differentiated_is_calibrated_by_forward_passes(
     assert result.held_out({}) == pytest.approx(0, abs=1e-6)
 
 
-def test_outputs_that_other_weights_give_another_shape_are_wrong_altogether() -> None:
-    class Selected(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            outputs: Tensor = self.layer(x)
-            return outputs[outputs[:, 0] > 0]
-
-    model = Selected()
-    measure = HeldOutError(model, [Inputs((torch.randn(40, 8),))], loss)
-    assert measure(model.state_dict()) == 0
-    assert measure({name: -weight for name, weight in model.state_dict().items()}) == 1
-
-
 def loss(module: nn.Module, inputs: Inputs) -> Tensor:
     outputs: Tensor = module(*inputs.arguments)
     return outputs.sum()
-
-
-def test_hessians_of_made_up_inputs_shrink_towards_the_assumed_ones() -> None:
-    hessian = torch.diag(torch.tensor([4.0, 0.0]))
-    measured = {"weight": Sensitivity(hessian)}
-    mixed = synthetic._moderated(measured, {"weight": torch.ones(3, 2)}, gradients=True)["weight"].hessian
-    assert mixed is not None
-    assert mixed.trace() == pytest.approx(4)
-    assert mixed[1, 1] == pytest.approx(2 * synthetic.SHRINKAGE)
-
-
-def test_a_weight_at_which_inputs_are_zero_is_as_assumed() -> None:
-    weights = {"weight": torch.ones(8, 8)}
-    measured = {"weight": Sensitivity(torch.zeros(8, 8), torch.zeros(8))}
-    (assumed,) = prior(weights).values()
-    (moderated,) = synthetic._moderated(measured, weights, gradients=False).values()
-    assert assumed.row_fisher is not None
-    assert moderated.row_fisher is not None
-    assert torch.equal(moderated.row_fisher, assumed.row_fisher)
-    assert (moderated.row_fisher > 0).all()
 
 
 @pytest.mark.parametrize("part", ["hessian", "row_fisher"])
@@ -295,17 +176,6 @@ def test_a_weight_whose_gradients_are_not_finite_is_as_assumed(part: str, caplog
     assert moderated.row_fisher is not None
     assert torch.equal(moderated.row_fisher, assumed.row_fisher)
     assert "of weight first" in caplog.text
-
-
-@pytest.mark.parametrize("gradients", [True, False])
-def test_a_weight_that_inputs_hardly_reach_stays_finite(gradients: bool) -> None:
-    weights = {name: torch.ones(8, 8) for name in "abc"}
-    usual = Sensitivity(torch.eye(8), torch.ones(8))
-    hardly = Sensitivity(1e-42 * torch.eye(8), 1e37 * torch.ones(8))
-    moderated = synthetic._moderated({"a": usual, "b": usual, "c": hardly}, weights, gradients=gradients)["c"]
-    assert moderated.row_fisher is not None
-    assert moderated.row_fisher.isfinite().all()
-    assert mean_cost(moderated) > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-12, 1e-3, 1 / 4])

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration import table as table_module
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.calibration.table import SensitivityTable
 from birdie.compress.registry import decode
 from birdie.compress.schemes.trellis import Trellis
@@ -52,11 +51,6 @@ def mean_nats(module: nn.Module, batch: Batch) -> Tensor:
 
 def squares(module: nn.Module, batch: Batch) -> Tensor:
     return F.mse_loss(module(batch[0]), F.one_hot(batch[1], 32).float())
-
-
-def mean_square(module: nn.Module, batch: Batch) -> Tensor:
-    outputs: Tensor = module(batch[0])
-    return outputs.square().mean()
 
 
 def draw(count: int, seed: int) -> list[Batch]:
@@ -99,29 +93,6 @@ def test_each_matrix_is_quantized_alone_at_so_many_bits(network: Network, table:
             coded = coder.encode(encoded.streams[0], effort="max").payload
             assert 8 * len(coded) / weight.numel() == pytest.approx(bits, abs=0.3)
             assert row.loss[bits] == result.held_out({**weights, row.name: decode(encoded)})
-
-
-def test_a_bit_more_is_a_fourth_of_the_increase_whatever_the_reduction(network: Network) -> None:
-    """Beyond the bits at which the entropy of a small matrix shows them, too."""
-    one, other = (birdie.sensitivity(network, draw(4, seed=2), loss, at=(7, 9)) for loss in (nats, mean_nats))
-    assert one.unit == other.unit == "nats of KL per target"
-    by_name = {row.name: row.loss for row in other.rows}
-    for row in one.rows:
-        assert row.loss[7] == pytest.approx(16 * row.loss[9], rel=0.35)
-        assert row.loss[7] == pytest.approx(by_name[row.name][7], rel=0.35)
-
-
-@pytest.mark.parametrize(("loss", "unit"), [(squares, "relative squared error"), (mean_square, "relative change")])
-def test_other_losses_have_units_of_their_own(network: Network, loss: Loss, unit: str) -> None:
-    assert unit in birdie.sensitivity(network, draw(3, seed=2), loss, at=(4,)).unit
-
-
-def test_the_module_is_left_as_it_is(network: Network) -> None:
-    kept = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    steps: list[tuple[float, float | None]] = []
-    birdie.sensitivity(network, draw(5, seed=2), nats, at=AT, progress=lambda *step: steps.append(step))
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in network.state_dict().items())
-    assert steps == [(done, 5) for done in range(1, 6)]
 
 
 def test_tied_matrices_are_one_row_and_unused_ones_are_listed() -> None:

@@ -6,57 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.log_scales import PER_OCTAVE, nearest_indices, scales_of
+from birdie.compress.log_scales import nearest_indices, scales_of
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.grid import Grid, quantiles
+from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.trellis import Trellis
 from birdie.errors import ConfigError
-from tests.compress.matrices import DTYPES, gaussian, random_weight
-
-
-@pytest.mark.parametrize("q", [0.9999984, 0.5, 0.37, 0.0, 1.0])
-def test_quantiles_are_those_of_torch(q: float) -> None:
-    rows = random_weight(50, 257).abs()
-    expected = torch.quantile(rows, q, dim=1)
-    torch.testing.assert_close(torch.from_numpy(quantiles(rows.numpy(), q)), expected, rtol=1e-6, atol=0)
-
-
-@settings(max_examples=25)  # the first example compiles
-@given(
-    bits=st.integers(2, 8),
-    shape=st.sampled_from([(1, 1), (7, 5), (40, 33), (6, 4, 3, 3)]),
-    dtype=st.sampled_from(DTYPES),
-    seed=st.integers(0, 1000),
-)
-def test_error_inside_the_clip_is_half_a_scale(
-    bits: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int
-) -> None:
-    weight = random_weight(*shape, seed=seed).to(dtype)
-    encoded = Grid(bits=bits, clip_quantile=1.0).encode("w", weight)
-    scale = torch.from_numpy(scales_of(encoded.streams[1])).double()
-    error = (decode(encoded).double() - weight.double()).reshape(shape[0], -1).abs()
-    rounding = torch.finfo(dtype).eps * weight.double().abs().reshape(shape[0], -1).amax(1, keepdim=True)
-    assert bool((error <= scale / 2 * (1 + 1e-5) + rounding).all())
-    assert int(np.abs(encoded.streams[0]).max()) <= 2 ** (bits - 1) - 1
-
-
-def test_level_strides_are_stored_divided() -> None:
-    """int8 with a level stride of 4 has ±32 symbols of four levels each: six bits."""
-    weight = random_weight(64, 512)
-    fine, coarse = (Grid(level_stride=stride, clip_quantile=1.0).encode("w", weight) for stride in (1, 4))
-    assert int(np.abs(coarse.streams[0]).max()) == 32
-    np.testing.assert_array_equal(coarse.streams[1], fine.streams[1] + 2 * PER_OCTAVE)
-
-
-@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
-def test_sigma_scales_follow_the_deviation_of_the_row(sigma: float) -> None:
-    weight = random_weight(64, 256)
-    encoded = Grid(sigma=sigma).encode("w", weight)
-    ratio = scales_of(encoded.streams[1])[:, 0] / (sigma * weight.double().numpy().std(axis=1))
-    assert (np.abs(np.log2(ratio)) <= 0.5 / PER_OCTAVE + 1e-6).all()
-    scale = torch.from_numpy(scales_of(encoded.streams[1]))
-    assert bool(((decode(encoded) - weight).abs() <= scale / 2 * (1 + 1e-5)).all())
+from tests.compress.matrices import gaussian, random_weight
 
 
 @pytest.mark.parametrize(("bits", "k"), [(6, 12.85), (8, 20.0), (4, 2.5)])
@@ -72,16 +28,6 @@ def test_sdclip_is_its_formula(bits: int, k: float) -> None:
     np.testing.assert_array_equal(symbols, np.clip(np.rint(weight.numpy() / scale), -top, top))
     clipped = k < 15  # the outlier is some sixteen deviations away
     assert bool(abs(int(symbols[0, 0])) == top) == clipped
-
-
-def test_sdclip_keeps_rows_that_do_not_vary() -> None:
-    """A deviation of nothing is no scale: constant rows and rows of a large offset keep their size."""
-    weight = random_weight(4, 64)
-    weight[1] = 0.7
-    weight[2] = 5 + 1e-3 * weight[2]
-    weight[3] = 0
-    decoded = decode(Grid(6, clip_sigmas=12.85).encode("w", weight))
-    assert bool(((decoded - weight).abs()[1:] <= weight[1:].abs().amax(1, keepdim=True) / 31).all())
 
 
 def squared(encoded: Encoded, weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -112,40 +58,6 @@ def test_a_clip_search_never_leaves_more_error_than_the_maximum(
     counts = inputs.double() if calibrated else torch.ones(columns, dtype=torch.float64)
     best, most = squared(searched, weight, counts), squared(widest, weight, counts)
     assert bool((best <= most * (1 + 1e-6)).all())
-
-
-def test_a_clip_search_does_better_where_outliers_are_few_and_knows_which_columns_count() -> None:
-    weight = random_weight(16, 512)
-    weight[:, 7] *= 8
-    plain, searched = (Grid(4, clip_quantile=clip).encode("w", weight) for clip in (1.0, None))
-    ones = torch.ones(512, dtype=torch.float64)
-    assert float(squared(searched, weight, ones).sum()) < 0.7 * float(squared(plain, weight, ones).sum())
-    inputs = torch.ones(512)
-    inputs[7] = 1e6  # now the outliers are what counts
-    weighted = Grid(4, clip_quantile=None).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(inputs)))
-    assert float(squared(weighted, weight, inputs.double()).sum()) < 0.5 * float(
-        squared(searched, weight, inputs.double()).sum()
-    )
-
-
-def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_scale() -> None:
-    weight = random_weight(8, 16)
-    weight[0], weight[3], weight[7] = 0, 0, 0
-    encoded = Grid().encode("w", weight)
-    scales = encoded.streams[1][:, 0]
-    assert (scales[0], scales[3], scales[7]) == (scales[1], scales[2], scales[6])
-    assert not decode(encoded)[[0, 3, 7]].any()
-
-
-@pytest.mark.parametrize("scheme", [Grid(), Grid(4, clip_quantile=None, group_size=16)])
-def test_large_tensors_are_worked_on_in_blocks_with_the_same_result(
-    monkeypatch: pytest.MonkeyPatch, scheme: Grid
-) -> None:
-    weight = random_weight(50, 40)
-    at_once = scheme.encode("w", weight)
-    monkeypatch.setattr("birdie.compress.schemes.grid.BLOCK", 90)
-    for one, other in zip(at_once.streams, scheme.encode("w", weight).streams, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("scheme", [Grid(sigma=0.3, per_tensor=True), Trellis(8, 0.3, per_tensor=True)])

@@ -4,8 +4,6 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from birdie.compress.log_scales import (
     HIGHEST,
@@ -15,7 +13,6 @@ from birdie.compress.log_scales import (
     covering_indices,
     nearest_indices,
     scales_of,
-    shared_indices,
 )
 from birdie.errors import ArtifactError
 
@@ -38,17 +35,3 @@ def test_scales_rise_over_the_whole_range_double_by_octaves_and_find_their_index
     for index in (LOWEST - 1, HIGHEST + 1):
         with pytest.raises(ArtifactError, match="index"):
             scales_of(np.array([index]))
-
-
-@given(wanted=st.floats(min_value=2.0**-120, max_value=2.0**120))
-def test_the_covering_index_is_the_smallest_that_reaches(wanted: float) -> None:
-    index = covering_indices(np.array([wanted]))
-    assert float(scales_of(index)[0]) >= wanted > float(scales_of(index - 1)[0])
-
-
-@pytest.mark.parametrize("rows", [1, 5, 1000])
-def test_a_shared_scale_is_exact_on_average(rows: int) -> None:
-    for wanted in np.exp2(np.linspace(-9, 9, 41)):
-        indices = shared_indices(float(wanted), rows)
-        assert int(indices.max() - indices.min()) <= 1
-        assert abs(float(indices.mean()) - PER_OCTAVE * np.log2(wanted)) <= 0.5 / rows + 1e-9

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.registry import decode
-from birdie.compress.repeats import may_repeat, parse, steps, summed
+from birdie.compress.repeats import parse, steps
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.lossless import MATCHES, Lossless, layout
 from birdie.compress.tensors import from_bits, to_bits
@@ -84,14 +84,6 @@ def test_repeats_of_rows_cost_next_to_nothing() -> None:
         assert coded_bytes(encoded) < coded_bytes(Lossless().encode("w", weight[:distinct])) + 30
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_ordinary_weights_keep_their_planes(dtype: torch.dtype) -> None:
-    weight = in_dtype(gaussian(256, 512), dtype)
-    if dtype.is_floating_point:
-        assert not may_repeat(to_bits(weight).reshape(-1))
-        assert Lossless().encode("w", weight).params == ()
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     itemsize=st.sampled_from([1, 2, 4, 8]),
@@ -119,12 +111,6 @@ def test_any_words_come_back(itemsize: int, alphabet: int, size: int, bits: floa
     params = (MATCHES, parsed.counts.size, parsed.literals.size, 1 + 3 + 9, *literals.params)
     encoded = Encoded("lossless", (size,), dtype, params, (*literals.streams, *matches))
     assert np.array_equal(to_bits(decode(encoded))[0], words)
-
-
-def test_differences_to_the_one_before_the_last_are_undone() -> None:
-    numbers = np.random.default_rng(0).integers(0, 1 << 20, 31)
-    for times in range(3):
-        assert np.array_equal(summed(steps(numbers, times), times), numbers)
 
 
 @pytest.mark.parametrize(

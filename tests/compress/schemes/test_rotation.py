@@ -3,38 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.rotation import Rotation, lloyd_max, rotate, rotate_rows, signs
+from birdie.compress.schemes.rotation import Rotation, lloyd_max, signs
 from birdie.errors import ConfigError
-from tests.compress.matrices import DTYPES, random_weight
+from tests.compress.matrices import random_weight
 from tests.compress.matrices import squared_error as error
-
-
-@settings(max_examples=25)
-@given(columns=st.integers(1, 300), seed=st.integers(0, 65_535))
-def test_a_rotation_keeps_lengths_and_angles_and_is_undone(columns: int, seed: int) -> None:
-    weight = np.random.default_rng(seed).standard_normal((columns, 3))
-    turned = weight.copy()
-    rotate(turned, seed, back=False)
-    np.testing.assert_allclose(turned.T @ turned, weight.T @ weight, atol=1e-9 * columns)
-    rotate(turned, seed)
-    np.testing.assert_allclose(turned, weight, atol=1e-12)
-
-
-def test_every_seed_is_another_rotation_and_the_same_twice() -> None:
-    rows = random_weight(4, 48).numpy()
-    rotated = [rotate_rows(rows, seed) for seed in (0, 1, 2, 65_535)]
-    assert all(np.abs(one - other).max() > 0.01 for i, one in enumerate(rotated) for other in rotated[:i])
-    np.testing.assert_array_equal(rotated[0], rotate_rows(rows, 0))
-    balance = [abs(signs(4096, seed).sum()) / 64 for seed in range(40)]  # in standard deviations
-    assert max(balance) < 4
-    assert abs(float(np.mean([signs(4096, seed) @ signs(4096, seed + 1) for seed in range(40)])) / 64) < 1
 
 
 def test_the_first_signs_are_pinned() -> None:
@@ -52,32 +28,6 @@ def test_lloyd_max_levels_are_those_of_the_tables() -> None:
     for bits, wanted in ((2, 0.1175), (3, 0.03454), (4, 0.009497)):
         distortion = error(weight, Rotation(bits).encode("w", weight)) / weight.numel()
         assert abs(distortion / wanted - 1) < 0.03
-
-
-@settings(max_examples=25)
-@given(
-    scheme=st.sampled_from([Rotation(4), Rotation(base=Grid(sigma=0.2)), Rotation(1)]),
-    shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
-    dtype=st.sampled_from(DTYPES),
-    seed=st.integers(0, 1000),
-)
-def test_no_row_is_farther_from_the_weight_than_zeros(
-    scheme: Rotation, shape: tuple[int, ...], dtype: torch.dtype, seed: int
-) -> None:
-    weight = random_weight(*shape, seed=seed).to(dtype)
-    encoded = scheme.encode("w", weight)
-    rows = weight.double().reshape(encoded.streams[0].shape)
-    errors = (decode(encoded).double().reshape(rows.shape) - rows).square().sum(dim=1)
-    assert bool((errors <= rows.square().sum(dim=1) + 1e-9).all())
-
-
-def test_outliers_are_spread() -> None:
-    """One column of outliers costs a grid with as many levels far more than its rotation."""
-    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
-    weight[:, 7] *= 100
-    assert error(weight, Rotation(base=Grid(bits=4)).encode("w", weight)) < 0.5 * error(
-        weight, Grid(bits=4).encode("w", weight)
-    )
 
 
 def test_the_hessian_is_rotated_with_the_rows() -> None:

@@ -1,7 +1,6 @@
 """Scans: permutations, undone; Morton's curve as its bits say, for any number of axes."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,17 +37,6 @@ def test_morton_rises_in_interleaved_bits(sizes: tuple[int, ...]) -> None:
     assert codes == sorted(set(codes))
 
 
-def test_morton_knows_no_64_bits() -> None:
-    """Twenty axes of sixteen bits are 320 bits of code."""
-    points = np.random.default_rng(0).integers(0, 1 << 16, (500, 20))
-
-    def code(point: np.ndarray) -> int:
-        return int("".join(str(int(part) >> bit & 1) for bit in reversed(range(16)) for part in point), 2)
-
-    codes = [code(points[index]) for index in morton(points)]
-    assert codes == sorted(codes)
-
-
 @settings(max_examples=25)
 @given(
     sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 9]), min_size=0, max_size=5).map(tuple),
@@ -64,20 +52,3 @@ def test_layouts_are_undone(sizes: tuple[int, ...], scan: Scan, axes: Axes) -> N
     assert matrix.shape == scan.matrix(sizes, axes)
     assert sorted(matrix.ravel().tolist()) == list(range(numbers.size))
     np.testing.assert_array_equal(scan.restore(matrix, sizes, axes), numbers)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_rows_of_planes_and_columns_of_blocks_have_one_class(order: str) -> None:
-    """Coefficients of one scale lie together, and the lowest frequencies come first."""
-    axes, shape = Axes("dct", 4, 1), (8, 12, 3, 3)
-    classes = np.stack(np.meshgrid(*axes.classes(shape), indexing="ij"), axis=-1)
-    numbers = np.ravel_multi_index(tuple(np.moveaxis(classes, -1, 0)), axes.counts(shape))
-    blocks = Scan("blocks", order).arrange(numbers, axes)
-    assert (blocks == blocks[:1]).all()
-    assert sorted(blocks[0].tolist()) == list(range(4 * 4 * 3 * 3))
-    planes = Scan("planes", order).arrange(np.ascontiguousarray(classes[..., 0]), axes)
-    assert (planes == planes[:, :1]).all()
-    kernel = Scan("planes", order).arrange(np.ascontiguousarray(classes[..., 2] * 3 + classes[..., 3]), axes)
-    assert (kernel.reshape(9, -1) == kernel.reshape(9, -1)[:, :1]).all()
-    assert kernel[0, 0] == 0
-    assert kernel[-1, -1] == 8

@@ -60,25 +60,6 @@ def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> Non
     assert achieved <= best + 0.0225**2 * total + 1e-6 * total
 
 
-def test_zeros_gain_over_binary_and_smaller_groups_over_larger() -> None:
-    weight = random_weight(32, 256)
-    errors = [
-        squared_error(weight, scheme.encode("w", weight)) for scheme in (Ternary(binary=True), Ternary(), Ternary(32))
-    ]
-    assert errors[0] > errors[1] > errors[2]
-
-
-def test_binary_weights_have_no_zeros_but_in_groups_of_zeros() -> None:
-    weight = random_weight(4, 16)
-    weight[1, 3] = 0
-    weight[2, 8:] = 0
-    encoded = Ternary(8, binary=True).encode("w", weight)
-    zeros = torch.from_numpy(encoded.streams[0] == 0)
-    assert bool(zeros[2, 8:].all())
-    assert int(zeros.sum()) == 8
-    assert not decode(encoded)[2, 8:].any()
-
-
 def test_sensitivities_of_other_matrices_are_refused() -> None:
     with pytest.raises(ConfigError, match="calibrate again"):
         Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=torch.eye(2)))
@@ -100,11 +81,3 @@ def test_a_grouped_grid_is_a_grid_for_each_group(group: int, scheme: dict[str, f
     for start in range(0, 33, group):
         part = weight[:, start : start + group]
         assert torch.equal(grouped[:, start : start + group], decode(Grid(**scheme).encode("w", part)))  # type: ignore[arg-type]
-
-
-def test_wide_groups_are_decoded_block_by_block_alike() -> None:
-    """Groups wider than what the kernel works on at a time, and not a multiple of it."""
-    weight = random_weight(2, 13_000)
-    grouped = decode(Grid(bits=6, group_size=5000).encode("w", weight))
-    parts = [decode(Grid(bits=6).encode("w", weight[:, at : at + 5000])) for at in (0, 5000, 10_000)]
-    assert torch.equal(grouped, torch.cat(parts, dim=1))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.trellis import Trellis, column_scales, is_pruned, row_scales
+from birdie.compress.schemes.trellis import Trellis, column_scales, row_scales
 from birdie.compress.tensors import rows_columns
 from birdie.compress.trellis import viterbi
 from birdie.compress.trellis.feedback import feedback
@@ -79,36 +79,6 @@ def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_
     assert loss(known, weight, both) < 0.97 * interpolated
 
 
-def test_a_larger_lambda_costs_fewer_bytes_and_more_loss() -> None:
-    known, weight = sensitivity(80, 64), weights(80, 64)
-    curve = [at_price(Trellis(8), weight, known, 1e-6 * 8**power) for power in range(5)]
-    sizes, losses = [coded_bytes(encoded) for encoded in curve], [loss(known, weight, encoded) for encoded in curve]
-    assert all(more < fewer for fewer, more in pairwise(sizes))
-    assert all(more > fewer for fewer, more in pairwise(losses))
-
-
-def test_a_scale_finer_by_lambda_pays_lambda_a_bit() -> None:
-    """λ is the price of a bit: −d(½ loss)/d(bits) = λ, in nats; at high rate, a trellis of scales set by the loss."""
-    known, weight = sensitivity(160, 128), weights(160, 128)
-    lam = 1e-6
-    fine, coarse = (
-        at_price(Trellis(8, output=False), weight, replace(known, output=None), price) for price in (lam / 2, lam * 2)
-    )
-    only_rows = replace(known, output=torch.diag(known.output.diagonal()))  # type: ignore[union-attr]
-    saved = loss(only_rows, weight, coarse) / 2 - loss(only_rows, weight, fine) / 2
-    assert saved / (8 * (coded_bytes(fine) - coded_bytes(coarse))) == pytest.approx(lam, rel=0.15)
-
-
-@pytest.mark.parametrize("shape", [(1, 6000), (6, 1000), (2000, 3)])
-def test_short_columns_lose_nothing_where_one_path_runs_along_the_rows(shape: tuple[int, int]) -> None:
-    """Errors in squared scales, of a vector as of a matrix: what the trellis says for long paths."""
-    source = torch.rand(shape, generator=torch.Generator().manual_seed(2)) * 60
-    encoded = Trellis(8, sigma=0.06, rate=0.0).encode("w", source)
-    scale = row_scales(encoded)[:, None].astype(np.float64)
-    error = (decode(encoded).double().numpy() - source.double().numpy()) / scale
-    assert float((error**2).mean()) == pytest.approx(Trellis(8).distortion, rel=0.06)
-
-
 def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other numbers near a few weights are better, and overlapping stretches agree with a single search."""
     generator = torch.Generator().manual_seed(3)
@@ -126,19 +96,6 @@ def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.Monk
     assert (Trellis(8, sigma=0.3).encode("w", source).streams[0] == at_once.streams[0]).all()
 
 
-def test_rows_alike_share_one_scale_and_others_have_their_own() -> None:
-    source = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
-    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) == 1
-    source[::2] *= 1.5
-    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) > 1
-
-
-def test_rate_counts_bits_against_errors() -> None:
-    weight = weights(200, 100)
-    kept, cheap = (Trellis(8, sigma=1.2, rate=rate).encode("w", weight) for rate in (0.0, 1.0))
-    assert coded_bytes(cheap) < 0.97 * coded_bytes(kept)
-
-
 def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid() -> None:
     """Bits above ½ log₂(variance / error) on 200,000 samples: by at least 0.12 less than on a plain grid."""
     source = torch.randn(500, 400, generator=torch.Generator().manual_seed(0))
@@ -149,18 +106,6 @@ def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid() -> None:
         gaps.append(8 * coded_bytes(encoded) / source.numel() - 0.5 * math.log2(1 / error))
     assert min(gaps) > 0
     assert max(gaps[1:]) < gaps[0] - 0.12
-
-
-def test_zero_tensors_are_kept_and_zero_rows_stay_zero() -> None:
-    assert decode(Trellis().encode("w", torch.zeros(4, 40))).tolist() == torch.zeros(4, 40).tolist()
-    for columns in (5, 40):
-        weight = weights(30, columns)
-        weight[7:9] = weight[29] = 0
-        for known in (None, Sensitivity(torch.eye(columns), torch.ones(30))):
-            decoded = decode(at_price(Trellis(8), weight, known, 1e-4))
-            assert float(decoded[[7, 8, 29]].abs().max()) < 1e-30
-            if columns == 40:
-                assert not decoded[[7, 8, 29]].any()
 
 
 def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
@@ -175,16 +120,6 @@ def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
         return int((decode(at_price(Trellis(), weight, sensitivity, 0.02)) == 0).all(1).sum())
 
     assert 0 == left_out(10.0) < left_out(0.0) < 32
-
-
-def test_a_draft_is_a_plain_grid_of_about_the_same_coded_bytes() -> None:
-    known, weight = sensitivity(128, 100), weights(128, 100)
-    shared = feedback(known, 128, 100)
-    scale = 0.02 * float(np.exp(np.log(shared.row_weight).mean() / 2 + np.log(shared.column_weight).mean() / 2))
-    full, draft = (Trellis(32).encode_with("w", weight, shared, scale, draft=coarse) for coarse in (False, True))
-    assert (full.params[0], draft.params[0]) == (32, 1)
-    assert full.params[1:] == draft.params[1:]
-    assert coded_bytes(draft) == pytest.approx(coded_bytes(full), rel=0.15)
 
 
 def test_the_distortion_of_each_trellis_is_what_it_says() -> None:
@@ -215,12 +150,3 @@ def test_zeros_of_a_pruned_matrix_stay_zeros(kind: str, columns: int, scheme: Tr
         decoded = decode(at_price(scheme, weight, known, 1e-3))
         assert not decoded[weight == 0].any()
         assert decoded.any()
-
-
-def test_weights_that_were_quantized_once_are_not_pruned() -> None:
-    """They have as many zeros as other multiples of their scale, and the trellis serves them as any others."""
-    dead = weights(32, 256)
-    dead[4:20] = 0  # rows that decode to zeros in any case
-    for weight in (weights(32, 256), (weights(32, 256) * 50).round() / 50, dead):
-        assert not is_pruned(weight.numpy())
-    assert is_pruned(weights(32, 256).masked_fill(weights(32, 256, 1) < -0.128, 0).numpy())

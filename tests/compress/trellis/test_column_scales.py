@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.trellis import Trellis, column_scales, row_scales
+from birdie.compress.schemes.trellis import Trellis, column_scales
 from birdie.compress.trellis.feedback import feedback
 from tests.compress.matrices import gaussian
 
@@ -38,11 +38,3 @@ def test_columns_that_differ_have_scales_by_their_fisher_information(rows: int, 
     exponents = np.log2(column_scales(encoded)) + 0.5 * np.log2(fisher.numpy())
     assert len(encoded.streams) == 3
     assert np.ptp(exponents) < 1, "indices that cost fewer bits are near the ideal scale"
-
-
-def test_a_common_scale_has_the_loss_of_separate_ones() -> None:
-    """A bit then costs the same loss in every matrix of a file."""
-    fisher = octaves(96, 1.0)
-    encoded, ideal = with_fisher(gaussian(16, 96), fisher), 0.25 * math.exp(float(fisher.log().mean()) / 2)
-    common = float(fisher.mean()) ** -0.5 * ideal
-    assert row_scales(encoded) == pytest.approx(common, rel=0.1)

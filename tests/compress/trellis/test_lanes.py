@@ -54,27 +54,6 @@ def test_a_path_along_rows_crosses_segments_and_chunks(columns: int) -> None:
     assert float(np.mean(off**2)) < 0.08
 
 
-def test_numbers_do_not_depend_on_other_columns() -> None:
-    weight = weights(64, 40)
-    shape = WeightDensity.of(weight)
-    rows, columns = np.full(64, 0.4, np.float32), np.ones(40, np.float32)
-    every = lanes.quantize(weight, shape, rows, columns, 8, PRICE)
-    some = WeightDensity(shape.row, shape.column[:7], shape.freedom)
-    assert (lanes.quantize(weight[:, :7], some, rows, columns[:7], 8, PRICE) == every[:, :7]).all()
-
-
-@pytest.mark.parametrize("price", [0.0, PRICE])
-def test_rows_that_are_left_out_are_zero(price: float) -> None:
-    weight = weights(40, 50)
-    weight[3] = 0
-    rows = np.where(np.arange(40) % 3 == 0, 0, 0.4).astype(np.float32)
-    numbers = lanes.quantize(weight, WeightDensity.of(weight), rows, np.ones(50, np.float32), 8, price)
-    assert not numbers[::3].any()
-    odd = odd_states(numbers, 8)
-    kept = rows > 0
-    assert float(np.mean((weight[kept] / 0.4 - numbers[kept] - 0.5 * odd[kept]) ** 2)) < 0.1
-
-
 def test_coarse_scales_and_huge_numbers_are_not_suited() -> None:
     weight = weights(64, 64)
     shape, most, ones = WeightDensity.of(weight), np.abs(weight).max(1).astype(np.float64), np.ones(64, np.float32)

@@ -19,7 +19,7 @@ from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.train.settings import OptimizerSettings
 from birdie.gpt.train.training import Training
-from birdie.small.qat.fake_quantization import FakeQuantization, quantized, storage_rules
+from birdie.small.qat.fake_quantization import quantized, storage_rules
 from birdie.small.qat.settings import Qat
 from tests.tiny_run import VOCAB, TinyBatches, tiny_settings, tiny_training
 
@@ -154,16 +154,6 @@ def test_names_and_values_of_the_state_stay() -> None:
     pickle.dumps(model)
 
 
-def test_only_matrices_that_match_are_quantized() -> None:
-    model = small_gpt()
-    assert set(Qat(bits=6, tensors=("*.mlp.*",)).prepare(model).names) == {
-        f"blocks.{i}.mlp.{name}.weight" for i in range(1) for name in ("fc", "proj")
-    }
-    other = small_gpt()
-    everything = {name for name, weight in other.named_parameters() if is_matrix(weight)}
-    assert set(Qat(bits=6).prepare(other).names) == everything
-
-
 def test_a_tied_matrix_is_quantized_at_both_of_its_uses() -> None:
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=128, num_layers=2, model_dim=64, num_heads=4, num_kv_heads=4))
@@ -233,16 +223,6 @@ def losses(model: GPT, grid: Grid) -> tuple[float, float]:
         return model.loss(ids, targets).item(), other.loss(ids, targets).item()
 
 
-def test_it_narrows_the_quantization_gap() -> None:
-    (model, lines), (plain, none) = trained(Qat(bits=2)), trained(None)
-    (start_loss, end_loss), (plain_start, plain_end) = losses(model, Grid(bits=2)), losses(plain, Grid(bits=2))
-    assert end_loss - start_loss < 0.5 * (plain_end - plain_start)
-    assert end_loss < plain_end
-    assert len(lines) == 1
-    assert "6 tensors, 32,768 weights" in lines[0]
-    assert not none
-
-
 def test_it_is_off_before_its_start_to_the_last_bit() -> None:
     def curve(qat: Qat | None) -> list[float]:
         model = small_gpt()
@@ -286,16 +266,6 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_stopped() -> None:
     assert [step.loss for step in rest] == [step.loss for step in sequence[4:]]
 
 
-def test_the_line_in_the_log_says_how_far_weights_move() -> None:
-    lines: list[str] = []
-    prepared: FakeQuantization = Qat(sigma=0.5).prepare(two_layers(), lines.append)
-    prepared.before_step(41, 0.5, 1.0)
-    prepared.before_step(42, 0.5, 1.0)
-    (line,) = lines
-    assert line.startswith("qat sigma:0.5: 2 tensors, 12,288 weights, moved by 14.")  # 0.5 / sqrt(12)
-    assert line.endswith("from step 42 on")
-
-
 def test_a_recipe_switches_it_on() -> None:
     recipe = load_recipe(flags=["--qat.bits", "6", "--qat.below", "0.15"])
     assert recipe.qat == Qat(bits=6, below=0.15)
@@ -330,24 +300,3 @@ def test_what_cannot_be_prepared_is_refused() -> None:
     Qat(bits=4).prepare(model)
     with pytest.raises(ConfigError, match="already"):
         Qat(bits=4).prepare(model)
-
-
-def test_degenerate_weights_stay_finite() -> None:
-    for qat in (Qat(bits=4), Qat(sigma=0.4)):
-        for weight in (torch.zeros(64, 64), torch.full((64, 64), 0.1), torch.randn(64, 64) * 1e-40):
-            assert bool(torch.isfinite(quantized(qat, weight)).all())
-
-
-@pytest.mark.nightly  # compiles C++
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
-@pytest.mark.parametrize(("levels", "shape"), [("ternary", (96, 192)), ("binary", (192, 576))])
-def test_levels_are_the_same_under_the_compiler(levels: Any, shape: tuple[int, int]) -> None:
-    """Columns that are no whole number of groups: torch's compiler read beside the padding."""
-    torch.manual_seed(0)
-    weight, settings = 0.05 * torch.randn(shape), Qat(levels=levels)
-
-    def product(weight: Tensor) -> Tensor:
-        return torch.eye(shape[1]) @ (weight + (quantized(settings, weight) - weight)).T
-
-    compiled = torch.compile(product, fullgraph=True, dynamic=False)
-    torch.testing.assert_close(compiled(weight), product(weight))

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import warnings
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ConfigError, WeightsError
-from birdie.small.spectral.wrap import leaky_floor, quantization_loss, remove, spectral, wrapped
+from birdie.small.spectral.wrap import quantization_loss, remove, spectral, wrapped
 from tests.nightly import mostly_nightly
 
 
@@ -154,15 +153,6 @@ def test_copies_and_state_dicts_carry_everything(name: str) -> None:
     assert torch.equal(model(x), changed)
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"), mostly_nightly(itertools.product(MODELS, (3.0, 10.0)), [("conv2d", 3.0), ("lstm", 10.0)])
-)
-def test_the_rate_starts_where_it_is_told_to(name: str, bits: float) -> None:
-    model, _ = built(name)
-    spectral(model, init_bits=bits, transform="dct")
-    assert float(quantization_loss(model).detach()) == pytest.approx(bits, abs=0.1)
-
-
 def test_the_loss_of_two_wrapped_halves_is_their_mean() -> None:
     torch.manual_seed(0)
     halves = [mlp(), mlp()]
@@ -170,16 +160,6 @@ def test_the_loss_of_two_wrapped_halves_is_their_mean() -> None:
         spectral(half, transform="dct", init_bits=bits)
     apart = sum(float(quantization_loss(half).detach()) for half in halves) / 2
     assert float(quantization_loss(nn.Sequential(*halves)).detach()) == pytest.approx(apart, rel=1e-5)
-
-
-def test_the_readmes_optimizer_line_runs_without_a_warning() -> None:
-    model = mlp()
-    q_net = spectral(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer = torch.optim.Adam(list(model.parameters()) + list(q_net.parameters()))
-    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    assert {id(weight) for weight in q_net.network.parameters()} <= held
 
 
 def test_training_makes_it_small_and_the_network_takes_part() -> None:
@@ -220,38 +200,6 @@ def test_evaluation_is_the_same_whatever_training_sees(rounding: str) -> None:
     for layer in wrapped(model):
         scale = layer.weight.spread(layer.weight.steps()[0])
         assert torch.equal(getattr(layer.module, layer.attribute), layer.weight.symbols(layer.original) * scale)
-
-
-def test_the_leaky_floor_leaks() -> None:
-    x = torch.tensor([-1.5, -0.25, 0.0, 0.75, 2.5], requires_grad=True)
-    floored = leaky_floor(x, m=0.1)
-    torch.testing.assert_close(floored, x.detach().floor() + 0.1 * (x.detach() - x.detach().floor()))
-    floored.sum().backward()
-    torch.testing.assert_close(x.grad, torch.full((5,), 0.1))
-
-
-def test_zeros_and_constants_are_wrapped_like_anything() -> None:
-    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
-    with torch.no_grad():
-        model[0].weight.zero_()  # type: ignore[operator]
-        model[1].weight.fill_(0.5)  # type: ignore[operator]
-    spectral(model, transform="dct")
-    out = model(torch.randn(4, 32))
-    assert bool(torch.isfinite(out).all())
-    (out.sum() + quantization_loss(model)).backward()
-    assert all(bool(torch.isfinite(w.grad).all()) for w in model.parameters() if w.grad is not None)
-
-
-def test_automatically_smooth_kernels_take_a_transform_and_noise_takes_none() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(8, 16, 5), nn.Conv2d(16, 16, 5), nn.Linear(32, 32))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_()
-        model[0].weight.copy_(torch.randn(16, 8, 1, 1).expand(16, 8, 5, 5) + 0.1 * torch.randn(16, 8, 5, 5))  # type: ignore[operator]
-    spectral(model)
-    kinds = [(layer.weight.transform.kind, layer.weight.transform.axes) for layer in wrapped(model)]
-    assert kinds == [("dct", "kernel"), ("identity", "all"), ("identity", "all")]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
