@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from tests.hostile import chain_flips, chain_races, faults, flips, kills, prepared, races
+from tests.hostile import chain_flips, chain_races, faults, kills
 from tests.hostile.workload import Report
 
 CAMPAIGNS: dict[str, Callable[..., Report]] = {
-    module.__name__.rpartition(".")[2]: module.campaign
-    for module in (chain_flips, chain_races, faults, flips, kills, prepared, races)
+    module.__name__.rpartition(".")[2]: module.campaign for module in (chain_flips, chain_races, faults, kills)
 }
