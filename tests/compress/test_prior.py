@@ -1,18 +1,12 @@
 """The prior tells kinds of weights and rows apart, in no unit, and its assumed inputs lower the error of outputs."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from birdie.compress.prior import KINDS, covariance, kinds_of, prior, prior_in_units_of
-from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.trellis.feedback import feedback
 from birdie.errors import WeightsError
 
 SHAPES = {
@@ -126,19 +120,3 @@ def test_zeros_have_a_finite_weight_and_what_is_not_finite_is_refused() -> None:
     zero_row[0, 0, 0, 0] = torch.nan
     with pytest.raises(WeightsError, match="'x'"):
         prior({"x": zero_row})
-
-
-def test_error_feedback_by_assumed_inputs_halves_the_error_behind_a_relu() -> None:
-    """Smooth inputs of one sign, as in the middle of a network, at the same scale of the weights."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(32, 16, 3, 3, generator=generator)
-    noise = torch.randn(8, 16, 24, 24, generator=generator)
-    inputs = F.relu(F.avg_pool2d(noise, 3, 1, 1))
-    scheme = Trellis(8, sigma=0.3)
-
-    def error(sensitivity: Sensitivity) -> float:
-        decoded = decode(scheme.encode_with("x", weight, feedback(sensitivity, 32, 144), None))
-        return float((F.conv2d(inputs, decoded) - F.conv2d(inputs, weight)).square().mean())
-
-    known = prior({"x": weight})["x"]
-    assert error(known) < 0.5 * error(dataclasses.replace(known, taps=None))

@@ -107,15 +107,6 @@ def test_the_rest_makes_up_for_a_matrix_on_fresh_data_as_well() -> None:
     assert torch.equal(one.value("up.weight"), damaged(module)["up.weight"])
 
 
-def test_without_time_nothing_happens() -> None:
-    module = net()
-    one = tuner(module)
-    one.load(damaged(module))
-    start, after = one.train(REST, lambda: 1.0)
-    assert start == after
-    assert one.steps == 0
-
-
 def test_what_took_sixteen_bits_still_does() -> None:
     """A bias on its way through zero would be kept as float32 for one subnormal value."""
     original = torch.tensor([1e-4, -1e-4, 0.0, 0.5, 0.3, 1.0])
@@ -189,28 +180,6 @@ def test_a_tuned_file_meets_its_target_and_is_better(
         assert 0.97 * tuned.budget <= tuned.bytes <= tuned.budget  # the last matrix alone fills it
     measured = calibrated.measured()(birdie.load(tmp_path / "tuned"))
     assert measured == pytest.approx(tuned.error, rel=1e-4)
-
-
-def test_what_may_be_chance_is_not_kept(calibrated: CalibrationResult, tmp_path: Path) -> None:
-    """Eight targets are held out, on which one state in two is better by luck."""
-    few = [(x[:4], y[:4]) for x, y in some_batches(2, seed=9)]
-    measured = HeldOut(calibrated.measured().module, few, nats)
-    known = replace(calibrated, held_out=measured)
-    summary = birdie.save(wide(), tmp_path / "x", bits=3.0, calibration=known, tune=0.5)
-    assert summary.error == pytest.approx(summary.untuned)
-    losses = measured.nats(birdie.load(tmp_path / "x"))
-    assert losses is not None
-    assert len(losses) == 8
-    assert float(losses.mean()) == pytest.approx(summary.error, rel=1e-4)
-
-
-def test_rules_that_keep_every_bit_are_kept(calibrated: CalibrationResult, tmp_path: Path) -> None:
-    module = wide()
-    rules = [("2.bias", "lossless"), ("*", "trellis:states=4")]
-    birdie.save(module, tmp_path / "x", calibration=calibrated, tune=2, scheme=rules)
-    loaded = birdie.load(tmp_path / "x")
-    assert torch.equal(loaded["2.bias"], module.state_dict()["2.bias"])
-    assert not torch.equal(loaded["0.bias"], module.state_dict()["0.bias"].half().float())
 
 
 def test_the_last_part_meets_the_budget_beside_a_rule_for_the_largest_matrix(

@@ -1,14 +1,14 @@
-"""Coders without a model take as many bytes as the format says, no more, and refuse every other number of bytes."""
+"""Bytes, packed values and planes of floats come back; what lies is refused."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from birdie.entropy import raw
-from birdie.errors import ArtifactError
+from birdie.entropy import planes, raw
+from birdie.errors import ArtifactError, ConfigError
 from tests.reference import decoder as reference
 
 Integers = NDArray[np.integer]
@@ -47,3 +47,26 @@ def test_packed_values_come_back_and_take_the_bits_of_their_range(values: Intege
     for damaged in (payload[:-1], payload + b"\0", b"\0" + payload[1:], payload[:4]):
         with pytest.raises(ArtifactError, match=f"{len(damaged):,}"):
             raw.decode_packed(damaged, rows, columns, INT32, 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.sampled_from(sorted(planes.FORMATS)))
+def test_any_bits_come_back(data: st.DataObject, fmt: str) -> None:
+    most = 1 if fmt == "bool" else None
+    dtype = planes.word_dtype(fmt)
+    elements = st.integers(0, most) if most else None
+    bits = data.draw(arrays.arrays(dtype, arrays.array_shapes(min_dims=2, max_dims=2, min_side=0), elements=elements))
+    original = bits.copy()
+    parts = planes.split(bits, fmt)
+    assert tuple(part.dtype for part in parts) == planes.plane_dtypes(fmt)
+    assert len(parts) == len(planes.plane_hints(fmt))
+    assert planes.join(parts, fmt).tobytes() == bits.tobytes() == original.tobytes()
+
+
+def test_damaged_planes_are_an_artifact_error() -> None:
+    with pytest.raises(ArtifactError, match="float32"):
+        planes.join((np.zeros((1, 1), np.uint8),), "float32")
+    with pytest.raises(ArtifactError, match="bool"):
+        planes.join((np.full((1, 1), 2, np.uint8),), "bool")
+    with pytest.raises(ConfigError, match="float3"):
+        planes.split(np.zeros((1, 1), np.uint8), "float3")

@@ -85,22 +85,6 @@ def test_training_tells_how_far_weights_are_from_the_file_and_what_changed() -> 
     assert 0 < changes[12] < 1
 
 
-def test_at_a_bit_a_weight_it_is_near_quantization_afterwards(tmp_path: Path) -> None:
-    """It was better until calibrated files were compared with assumed ones; the figures are in LOG.md."""
-    budget, (x, y) = 3_500, data(2048)
-    batches = list(zip(x.split(256), y.split(256), strict=True))
-    trained, afterwards = network(128), network(128)
-    list(fine_tune(trained, batches, loss, steps=100, rate=3e-3, budget=budget))
-    list(fine_tune(afterwards, batches, loss, steps=100, rate=3e-3))
-    birdie.save(trained, tmp_path / "trained.birdie")
-    birdie.save(afterwards, tmp_path / "afterwards.birdie", budget=budget, calibration=(afterwards, batches, loss))
-    losses = [
-        float(loss(birdie.load(tmp_path / f"{name}.birdie", into=network(128)), (x, y)).detach())
-        for name in ("trained", "afterwards")
-    ]
-    assert losses[0] < 1.4 * losses[1]
-
-
 class Tied(nn.Module):
     """Two layers that share a weight, and a recurrent layer."""
 
@@ -241,25 +225,6 @@ def test_layers_use_what_a_file_of_the_budget_holds(recipe: Recipe, tmp_path: Pa
     assert all(len(row.unique()) < 30 for row in used[scales > 0])
     training.remove()
     assert fc.train().weight is parameter(fc, "weight")
-
-
-def test_the_movement_since_the_last_encoding_counts_and_the_gradient_goes_straight_through(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    run = Run(recipe, tmp_path)
-    training = prepared(recipe, run, [])
-    training.before_step(6, 0.5, 1.0)
-    fc = layer_of(run)
-    used, latent = fc.weight.detach().clone(), parameter(fc, "weight")
-    (fc.weight * used).sum().backward()
-    torch.testing.assert_close(latent.grad, used)
-    with torch.no_grad():
-        latent.add_(0.25)
-    torch.testing.assert_close(fc.weight, used + 0.25)
-    training.before_step(7, 0.55, 1.0)  # not yet time for the next encoding
-    torch.testing.assert_close(fc.weight, used + 0.25)
-    training.before_step(9, 0.7, 1.0)
-    assert (fc.weight - used - 0.25).abs().max() > 1e-3
 
 
 def test_an_encoding_reaches_a_compiled_graph_without_a_new_one(recipe: Recipe, tmp_path: Path) -> None:

@@ -121,23 +121,6 @@ class Text(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
-def test_a_loss_that_raises_leaves_the_module_as_it_was(kind: type[Base], one_thread: None) -> None:  # noqa: ARG001
-    module, calls = seeded(kind), [0]
-    earlier = picture(module)
-
-    def failing(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        calls[0] += 1
-        nats = loss(module, batch)
-        if calls[0] > 2:
-            raise KeyError("labels")
-        return nats
-
-    with pytest.raises(KeyError):
-        birdie.calibrate(module, batches(), failing)
-    assert picture(module) == earlier
-
-
 def test_a_batch_that_a_loss_changes_is_as_it_was() -> None:
     module = nn.Linear(INPUTS, CLASSES)
     data: list[dict[str, Tensor]] = [{"x": x, "y": y} for x, y in batches()]

@@ -1,7 +1,9 @@
-"""Calibration sums what plain loops over examples sum, whichever way a weight is used, and leaves the module alone."""
+"""Sensitivities by hand, and how they shrink to the prior with few samples."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from birdie.compress.calibration import sensitivity as sensitivity_module
 from birdie.compress.calibration.sensitivity import measure
-from birdie.compress.calibration.shrinkage import shrink_rows
+from birdie.compress.calibration.shrinkage import ENOUGH, oracle_share, shrink, shrink_covariance, shrink_rows
+from birdie.compress.prior import prior
+from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
+from birdie.compress.trellis.feedback import feedback
 
 Batch = tuple[Tensor, Tensor]
 
@@ -82,30 +87,6 @@ def test_two_layers_by_hand() -> None:
         close(measured[name].row_fisher, (outputs**2).sum(0) / 3)
 
 
-def curvature(logits: Tensor) -> Tensor:
-    p = torch.softmax(logits, -1)
-    return torch.diag(p) - torch.outer(p, p)
-
-
-def test_a_network_that_is_sure_of_its_labels_keeps_a_fisher() -> None:
-    """Squared gradients at the labels vanish, but the curvature of the KL does not."""
-    module, labels = mlp(), torch.arange(12) % 4
-    x = 3 * F.one_hot(labels, 5) + 0.1 * seeded(12, 5)
-    for _ in range(60):
-        gradients = torch.autograd.grad(classify(module, (x, labels)), list(module.parameters()))
-        with torch.no_grad():
-            for weight, gradient in zip(module.parameters(), gradients, strict=True):
-                weight.sub_(0.1 * gradient)
-    assert float((module(x).argmax(-1) == labels).float().mean()) == 1
-    p = torch.softmax(module(x).detach(), -1)
-    curved = float((p * (1 - p)).sum(-1).mean())
-    empirical = float(((p - F.one_hot(labels, 4)) ** 2).sum(-1).mean())
-    measured = measure(module, [(x.repeat(200, 1), labels.repeat(200))], classify)["2.weight"].row_fisher
-    assert measured is not None
-    assert float(measured.sum()) == pytest.approx(curved, rel=0.1)
-    assert float(measured.sum()) > 20 * empirical
-
-
 CONVOLUTIONS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Conv2d(3, 4, 3, bias=False), (2, 3, 7, 6)),
     (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2, bias=False), (2, 4, 7, 6)),
@@ -170,36 +151,6 @@ def test_many_columns_keep_the_blocks_of_the_dense_hessian(
     close(measured.blocks.product(rows), rows @ masked)
 
 
-class _LargestTensor(TorchDispatchMode):
-    """Records the most elements that a tensor of any operation has memory for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize)
-        return out
-
-
-def test_memory_is_bounded_by_slices_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unfolded, the inputs of this convolution have 1,296,000 elements, and its Hessian 186,624."""
-    monkeypatch.setattr(sensitivity_module, "_SLICE", 20_000)
-    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 144)
-    module = nn.Conv1d(48, 4, 9, padding=4)
-    x = seeded(3, 48, 1000)
-    with _LargestTensor() as largest:
-        measure(module, [(x, seeded(3, 4, 1000, seed=1))], project)
-    assert largest.elements <= 1.02 * x.numel()  # padded
-    x = seeded(300, 48, 10)
-    with _LargestTensor() as largest:
-        measure(module, [(x, seeded(300, 4, 10, seed=1))], project)
-    assert largest.elements <= 2 * x.numel()  # padded
-
-
 def test_embeddings_know_how_often_and_how_much() -> None:
     module = nn.Embedding(6, 3)
     ids = torch.tensor([[0, 2, 2], [5, 2, 0]])
@@ -259,3 +210,108 @@ class Bank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(torch.tanh(F.linear(x, self.bank[0])), self.bank[1].to(torch.bfloat16).float())
+
+
+TAPS = TapCovariance(np.array([[1.0, 0.6], [0.6, 1.0]]), 0.3)
+
+
+def moments(x: Tensor) -> Tensor:
+    return x.T @ x / len(x)
+
+
+def dense(channels: int) -> Tensor:
+    return torch.from_numpy(np.kron(np.eye(channels), TAPS.taps) + TAPS.shared).float()
+
+
+def test_shrinkage_is_nearer_to_the_truth_than_either_end() -> None:
+    mixture = torch.linalg.cholesky(dense(20) + torch.diag(torch.linspace(0, 2, 40)))
+    truth = mixture @ mixture.T
+    for samples in (5, 20, 80):
+        measured = moments(seeded(samples, 40, seed=samples) @ mixture.T)
+        target = dense(20) * (measured.trace() / dense(20).trace())
+        nearest = (shrink_covariance(measured, samples, TAPS) - truth).norm()
+        assert nearest < (measured - truth).norm()
+        assert nearest < 1.05 * (target - truth).norm()
+
+
+def test_the_share_falls_with_samples_until_nothing_is_shrunk() -> None:
+    measured = moments(seeded(500, 10) * torch.arange(1.0, 11))
+    shares = [oracle_share(measured, samples) for samples in (2, 20, 200)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.5
+    assert shares[2] < 0.1
+    assert torch.equal(shrink_covariance(measured, ENOUGH * 10), measured)
+    assert oracle_share(torch.eye(4), 100) == 1
+
+
+def shrunk_all(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    return dict(shrink(known, weights, known))
+
+
+def known(rows: int, columns: int, count: float, seed: int = 0) -> Sensitivity:
+    g = seeded(64, rows, seed=seed)
+    output = moments(g)
+    hessian = moments(seeded(64, columns, seed=seed + 1))
+    return Sensitivity(hessian, output.diagonal().clone(), output, samples=count, gradients=count)
+
+
+def test_rows_shrink_to_the_priors_in_the_units_of_the_calibration() -> None:
+    weights = {"a.weight": seeded(6, 4, 3, 3), "b.weight": seeded(5, 4, 3, 3, seed=3)}
+    few, many = (
+        shrunk_all({"a.weight": known(6, 36, n), "b.weight": known(5, 36, n, 7)}, weights) for n in (1e-9, 1e9)
+    )
+    assumed = prior(weights)
+    for name, weight in weights.items():
+        rows = few[name].row_fisher
+        expected = assumed[name].row_fisher
+        assert rows is not None
+        assert expected is not None
+        torch.testing.assert_close(rows / rows.sum(), (expected / expected.sum()).float())
+        output = few[name].output
+        assert output is not None
+        torch.testing.assert_close(output, torch.diag(rows), atol=1e-5, rtol=1e-5)
+        original = known(6, 36, 1) if name == "a.weight" else known(5, 36, 1, 7)
+        for part in ("hessian", "row_fisher", "output"):
+            torch.testing.assert_close(getattr(many[name], part), getattr(original, part))
+        first, last = (feedback(item[name], len(weight), 36).row_weight.mean() for item in (few, many))
+        assert 0.1 < first / last < 10
+
+
+def test_blocks_shrink_as_the_matrices_they_are() -> None:
+    hessian = moments(seeded(3, 18))
+    blocks = BlockDiagonal(torch.arange(36).view(2, 18), torch.stack([hessian, 2 * hessian]))
+    result = shrunk_all({"w": Sensitivity(blocks=blocks, samples=3)}, {"w": seeded(6, 4, 3, 3)})["w"].blocks
+    assert result is not None
+    torch.testing.assert_close(result.blocks[1], 2 * result.blocks[0])
+    assert float(torch.linalg.eigvalsh(result.blocks[0].double())[0]) > 1e-3
+    assert float(torch.linalg.eigvalsh(hessian.double())[0]) < 1e-6
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Records the most elements that a tensor of any operation has memory for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return out
+
+
+def test_memory_is_bounded_by_slices_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unfolded, the inputs of this convolution have 1,296,000 elements, and its Hessian 186,624."""
+    monkeypatch.setattr(sensitivity_module, "_SLICE", 20_000)
+    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 144)
+    module = nn.Conv1d(48, 4, 9, padding=4)
+    x = seeded(3, 48, 1000)
+    with _LargestTensor() as largest:
+        measure(module, [(x, seeded(3, 4, 1000, seed=1))], project)
+    assert largest.elements <= 1.02 * x.numel()  # padded
+    x = seeded(300, 48, 10)
+    with _LargestTensor() as largest:
+        measure(module, [(x, seeded(300, 4, 10, seed=1))], project)
+    assert largest.elements <= 2 * x.numel()  # padded

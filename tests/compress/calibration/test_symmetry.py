@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.entropy import coder
 from birdie.errors import ConfigError
@@ -235,3 +235,17 @@ BAD = {
 def test_a_symmetry_that_does_not_fit_is_refused(symmetry: Any) -> None:
     with pytest.raises(ConfigError, match="symmetr"):
         sort_units({"up": torch.randn(6, 3), "down": torch.randn(2, 6)}, [symmetry], {})
+
+
+def test_blocks_of_channels_move_with_them() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, (2, 3)))
+    root = torch.randn(2, 18, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    blocks = BlockDiagonal(torch.arange(36).view(2, 18), root @ root.mT)
+    known = {"2.weight": Sensitivity(row_fisher=torch.ones(2), blocks=blocks)}
+    dense = torch.block_diag(*blocks.blocks)
+    state, orders = sort_units(module.state_dict(), CHANNELS, known)
+    moved = permute_sensitivity("2.weight", known["2.weight"], orders).blocks
+    original, after = (w.reshape(2, 36).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
+    assert moved is not None
+    assert not torch.equal(after, original)
+    torch.testing.assert_close(moved.product(after) @ after.T, original @ dense @ original.T)

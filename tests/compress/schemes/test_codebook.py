@@ -1,15 +1,24 @@
-"""Codebooks: k-means is the exact optimum, more levels never leave more error, prices buy fewer bits."""
+"""Schemes of few levels: codebooks, ternary weights, rotated weights."""
 
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.compress.log_scales import scales_of
 from birdie.compress.registry import decode
+from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook, kmeans
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.rotation import Rotation, lloyd_max, signs
+from birdie.compress.schemes.ternary import Ternary
 from birdie.entropy import coder
+from birdie.errors import ConfigError
+from tests.compress.matrices import DTYPES, random_weight, squared_error
 from tests.compress.matrices import squared_error as error
 
 NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9, unique=True)
@@ -53,3 +62,113 @@ def test_a_price_on_bits_buys_them() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 1.2 * sizes[2]
     assert errors == sorted(errors)
+
+
+@settings(max_examples=25)  # the first example compiles
+@given(
+    scheme=st.sampled_from([Ternary(), Ternary(5), Ternary(1), Ternary(binary=True), Ternary(7, binary=True)]),
+    shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)
+def test_every_tensor_comes_back_in_its_shape_and_dtype_with_three_values_a_group(
+    scheme: Ternary, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+) -> None:
+    weight = random_weight(*shape, seed=seed).to(dtype)
+    encoded = scheme.encode("w", weight)
+    decoded = decode(encoded)
+    assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
+    symbols, indices = encoded.streams
+    assert set(np.unique(symbols)) <= {-1, 0, 1}
+    group = encoded.params[0]
+    scale = torch.from_numpy(np.repeat(scales_of(indices), group, axis=1)[:, : symbols.shape[1]])
+    expected = (torch.from_numpy(symbols).float() * scale).reshape(shape).to(dtype)
+    assert torch.equal(decoded, expected)
+    assert bool(((decoded == 0) | (decoded.sign() == weight.sign())).all())
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), weighted=st.booleans())
+def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> None:
+    """Against all 3^6 choices of symbols with their least-squares scales; the scale's rounding costs a little."""
+    rng = np.random.default_rng(seed)
+    row = rng.standard_t(3, 6)
+    mass = rng.exponential(size=6) + 0.1 if weighted else np.ones(6)
+    best = float((mass * row**2).sum())
+    for choice in itertools.product((-1, 0, 1), repeat=6):
+        q = np.array(choice)
+        if q.any():
+            scale = (mass * row * q).sum() / (mass * q * q).sum()
+            best = min(best, float((mass * (row - scale * q) ** 2).sum()))
+    sensitivity = Sensitivity(hessian=torch.diag(torch.from_numpy(mass)))
+    weight = torch.from_numpy(row)[None].float()
+    achieved = squared_error(weight, Ternary().encode("w", weight, sensitivity=sensitivity), torch.from_numpy(mass))
+    total = float((mass * row**2).sum())
+    assert achieved <= best + 0.0225**2 * total + 1e-6 * total
+
+
+def test_sensitivities_of_other_matrices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="calibrate again"):
+        Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=torch.eye(2)))
+    with pytest.raises(ConfigError, match="negative or not finite"):
+        Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=-torch.eye(3)))
+    with pytest.raises(ConfigError, match="of 3 rows, not 2"):
+        Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(row_fisher=torch.ones(3)))
+
+
+@settings(max_examples=10)
+@given(
+    group=st.sampled_from([1, 3, 8, 33, 100]),
+    scheme=st.sampled_from([{"bits": 4}, {"bits": 8, "level_stride": 4}, {"sigma": 0.3}]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_a_grouped_grid_is_a_grid_for_each_group(group: int, scheme: dict[str, float], dtype: torch.dtype) -> None:
+    weight = random_weight(6, 33).to(dtype)
+    grouped = decode(Grid(**scheme, group_size=group).encode("w", weight))  # type: ignore[arg-type]
+    for start in range(0, 33, group):
+        part = weight[:, start : start + group]
+        assert torch.equal(grouped[:, start : start + group], decode(Grid(**scheme).encode("w", part)))  # type: ignore[arg-type]
+
+
+def test_the_first_signs_are_pinned() -> None:
+    """Files are decoded with these signs: 1 for minus, the first columns of two seeds."""
+    bits = ["".join("01"[int(sign < 0)] for sign in signs(24, seed)) for seed in (0, 131_071)]
+    assert bits == ["101101010011010001101100", "111110110110001010000111"]
+
+
+def test_lloyd_max_levels_are_those_of_the_tables() -> None:
+    """Max 1960, as every textbook has them; errors 0.1175, 0.03454, 0.009497."""
+    np.testing.assert_allclose(lloyd_max(1), [-0.7979, 0.7979], atol=2e-3)
+    np.testing.assert_allclose(lloyd_max(2)[2:], [0.4528, 1.510], atol=2e-3)
+    np.testing.assert_allclose(lloyd_max(3)[4:], [0.2451, 0.7560, 1.344, 2.152], atol=2e-3)
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    for bits, wanted in ((2, 0.1175), (3, 0.03454), (4, 0.009497)):
+        distortion = error(weight, Rotation(bits).encode("w", weight)) / weight.numel()
+        assert abs(distortion / wanted - 1) < 0.03
+
+
+def test_the_hessian_is_rotated_with_the_rows() -> None:
+    """A base scheme gets the sensitivity of what it encodes: weighted errors do not change."""
+
+    class Recording(Scheme):
+        decoder = Grid.decoder
+
+        def encode(self, name: str, weight: torch.Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
+            assert sensitivity is not None
+            assert sensitivity.hessian is not None
+            self.weighted_error = torch.einsum("ri,ij,rj->", weight, sensitivity.hessian, weight)
+            return Grid().encode(name, weight, sensitivity=sensitivity)
+
+    weight, inputs = random_weight(8, 24), random_weight(100, 24, seed=1)
+    recording, hessian = Recording(), inputs.T @ inputs
+    Rotation(base=recording, seed=5).encode("w", weight, sensitivity=Sensitivity(hessian=hessian))
+    torch.testing.assert_close(
+        recording.weighted_error, torch.einsum("ri,ij,rj->", weight, hessian, weight), rtol=1e-4, atol=0
+    )
+
+
+def test_bases_that_cannot_be_rotated_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot hold cast"):
+        Rotation(base=Cast()).encode("w", random_weight(4, 8))
+    with pytest.raises(ConfigError, match="cannot hold rotation"):
+        Rotation(base=Rotation()).encode("w", random_weight(4, 8))

@@ -1,4 +1,6 @@
-"""Grids: the error stays within half a scale, and scales follow their formula."""
+"""Grids and the scales that they are stored with."""
+
+import hashlib
 
 import numpy as np
 import pytest
@@ -6,12 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.log_scales import nearest_indices, scales_of
+from birdie.compress.log_scales import (
+    HIGHEST,
+    LOWEST,
+    PER_OCTAVE,
+    TABLE,
+    covering_indices,
+    nearest_indices,
+    scales_of,
+)
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.trellis import Trellis
-from birdie.errors import ConfigError
+from birdie.errors import ArtifactError, ConfigError
 from tests.compress.matrices import gaussian, random_weight
 
 
@@ -83,3 +93,23 @@ def test_one_scale_for_the_whole_tensor_leaves_the_same_error_in_every_row(schem
 def test_grids_that_cannot_be_are_refused(settings: dict[str, float], quoted: str) -> None:
     with pytest.raises(ConfigError, match=quoted):
         Grid(**settings)  # type: ignore[arg-type]
+
+
+def test_the_table_is_pinned() -> None:
+    assert len(TABLE) == PER_OCTAVE
+    assert hashlib.sha256(repr(TABLE).encode()).hexdigest()[:16] == "4f1e4b8d7c637c80"
+    np.testing.assert_array_equal(TABLE, np.rint(2.0 ** (23 + np.arange(PER_OCTAVE) / PER_OCTAVE)))
+
+
+def test_scales_rise_over_the_whole_range_double_by_octaves_and_find_their_index_again() -> None:
+    indices = np.arange(LOWEST, HIGHEST + 1)
+    values = scales_of(indices)
+    assert values.dtype == np.float32
+    assert np.isfinite(values).all()
+    assert (np.diff(values.astype(np.float64)) > 0).all()
+    np.testing.assert_array_equal(values[PER_OCTAVE:], 2 * values[:-PER_OCTAVE])
+    np.testing.assert_array_equal(covering_indices(values), indices)
+    np.testing.assert_array_equal(nearest_indices(values), indices)
+    for index in (LOWEST - 1, HIGHEST + 1):
+        with pytest.raises(ArtifactError, match="index"):
+            scales_of(np.array([index]))

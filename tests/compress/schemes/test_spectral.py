@@ -1,4 +1,4 @@
-"""Spectral coefficients: decoded as trained, the identity bit for bit, and an automatic choice that never lies."""
+"""Spectral schemes: transforms pay where they are taken, and scans are orders that are undone."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,20 @@ from birdie.compress.log_scales import scales_of
 from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.spectral import (
+    LAYOUTS,
+    ORDERS,
     SCANS,
+    Scan,
     Spectral,
     best_scan,
     best_transform,
     encode_symbols,
+    morton,
+    points_of,
+    raster,
     scan_named,
 )
-from birdie.compress.spectral.inverse import KINDS, cosines
+from birdie.compress.spectral.inverse import KINDS, Axes, cosines
 from birdie.compress.spectral.transforms import Transform
 from birdie.entropy import coder
 from birdie.errors import ConfigError
@@ -121,3 +127,50 @@ def test_a_block_is_the_sum_that_the_format_describes() -> None:
             inverted.append(total)
         block = inverted if axis == 1 else [list(line) for line in zip(*inverted, strict=True)]
     np.testing.assert_array_equal(decoded, np.array(block).astype(np.float32).astype(np.float64))
+
+
+SIZES = st.lists(st.integers(1, 7), min_size=0, max_size=5).map(tuple)
+
+
+def block(*sizes: int) -> np.ndarray:
+    return points_of(tuple(np.arange(size) for size in sizes))
+
+
+@settings(max_examples=25)
+@given(sizes=SIZES)
+def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
+    points = block(*sizes)
+    for order in (raster, morton):
+        assert sorted(order(points)) == list(range(len(points)))
+    assert list(raster(points)) == list(range(len(points)))
+
+
+@settings(max_examples=25)
+@given(sizes=SIZES.filter(len))
+def test_morton_rises_in_interleaved_bits(sizes: tuple[int, ...]) -> None:
+    """Python integers of any length are the reference."""
+
+    def code(point: np.ndarray) -> int:
+        bits = [f"{int(part):04b}" for part in point]
+        return int("".join("".join(column) for column in zip(*bits, strict=True)), 2)
+
+    points = block(*sizes)
+    codes = [code(points[index]) for index in morton(points)]
+    assert codes == sorted(set(codes))
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 9]), min_size=0, max_size=5).map(tuple),
+    scan=st.builds(Scan, st.sampled_from(LAYOUTS), st.sampled_from(ORDERS)),
+    axes=st.builds(Axes, st.sampled_from(KINDS), st.sampled_from([2, 4]), st.integers(1, 3), st.booleans()),
+)
+def test_layouts_are_undone(sizes: tuple[int, ...], scan: Scan, axes: Axes) -> None:
+    if not scan.fits(sizes, axes):
+        assert scan.layout == "blocks"
+        return
+    numbers = np.arange(int(np.prod(sizes))).reshape(sizes)
+    matrix = scan.arrange(numbers, axes)
+    assert matrix.shape == scan.matrix(sizes, axes)
+    assert sorted(matrix.ravel().tolist()) == list(range(numbers.size))
+    np.testing.assert_array_equal(scan.restore(matrix, sizes, axes), numbers)

@@ -16,7 +16,6 @@ from birdie.compress.schemes.trellis import Trellis, column_scales, row_scales
 from birdie.compress.tensors import rows_columns
 from birdie.compress.trellis import viterbi
 from birdie.compress.trellis.feedback import feedback
-from birdie.entropy.trellis_states import STATES, machine
 from tests.compress.matrices import coded_bytes, covariance
 
 
@@ -120,33 +119,3 @@ def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
         return int((decode(at_price(Trellis(), weight, sensitivity, 0.02)) == 0).all(1).sum())
 
     assert 0 == left_out(10.0) < left_out(0.0) < 32
-
-
-def test_the_distortion_of_each_trellis_is_what_it_says() -> None:
-    """Nearest paths on a fine grid, in squared scales: the bound on what a trellis can do for errors alone."""
-    source = torch.rand(4000, 16, generator=torch.Generator().manual_seed(1)) * 60
-    for states in STATES:
-        encoded = Trellis(states, sigma=0.06, rate=0.0).encode("w", source)
-        scale = row_scales(encoded)[:, None].astype(np.float64)
-        error = (decode(encoded).double().numpy() - source.double().numpy()) / scale
-        assert float((error**2).mean()) == pytest.approx(Trellis(states).distortion, rel=0.06)
-        assert machine(states).odd.size == states
-
-
-PRUNED = {  # the weights that are zero
-    "one in ten": lambda draw: draw < -0.128,
-    "nine in ten": lambda draw: draw < 0.128,
-    "rows": lambda draw: (torch.arange(len(draw)) % 5 == 0)[:, None].expand_as(draw),
-}
-
-
-@pytest.mark.parametrize("scheme", [Trellis(), Trellis(8, 0.5), Trellis(bits=4), Trellis(1, bits=3, rate=0.0)], ids=str)
-@pytest.mark.parametrize("columns", [9, 80])
-@pytest.mark.parametrize("kind", PRUNED)
-def test_zeros_of_a_pruned_matrix_stay_zeros(kind: str, columns: int, scheme: Trellis) -> None:
-    """Half of the states have no zero, and feedback would move a zero away from it."""
-    weight = weights(40, columns).masked_fill(PRUNED[kind](weights(40, columns, 1)), 0)
-    for known in (None, sensitivity(40, columns)):
-        decoded = decode(at_price(scheme, weight, known, 1e-3))
-        assert not decoded[weight == 0].any()
-        assert decoded.any()

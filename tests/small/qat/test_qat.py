@@ -1,7 +1,6 @@
 """Quantization-aware training: what layers see, what gradients see, and that the switch works under the compiler."""
 
 import copy
-import pickle
 from functools import lru_cache
 from typing import Any
 
@@ -137,23 +136,6 @@ def test_the_file_stores_what_was_trained() -> None:
     assert storage_rules(Qat(scheme="squares", tensors=("2.*",)), two_layers()) == [("2.weight", "squares")]
 
 
-def test_names_and_values_of_the_state_stay() -> None:
-    model = two_layers()
-    originals = {name: weight.clone() for name, weight in model.state_dict().items()}
-    parameters = dict(model.named_parameters())
-    prepared = Qat(bits=2).prepare(model)
-    prepared.switch(True)
-    assert dict(model.named_parameters()).keys() == parameters.keys()
-    assert all(a is b for a, b in zip(model.parameters(), parameters.values(), strict=True))
-    assert all(torch.equal(weight, originals[name]) for name, weight in model.state_dict().items())
-    model.load_state_dict({name: weight + 1 for name, weight in originals.items()})
-    assert torch.equal(parameters["0.weight"], originals["0.weight"] + 1)
-    prepared.remove()
-    assert type(model.get_submodule("0")) is nn.Linear
-    assert model.get_parameter("0.weight") is parameters["0.weight"]
-    pickle.dumps(model)
-
-
 def test_a_tied_matrix_is_quantized_at_both_of_its_uses() -> None:
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=128, num_layers=2, model_dim=64, num_heads=4, num_kv_heads=4))
@@ -221,18 +203,6 @@ def losses(model: GPT, grid: Grid) -> tuple[float, float]:
     other.load_state_dict({n: decode(grid.encode(n, w)) if is_matrix(w) else w for n, w in state.items()})
     with torch.no_grad():
         return model.loss(ids, targets).item(), other.loss(ids, targets).item()
-
-
-def test_it_is_off_before_its_start_to_the_last_bit() -> None:
-    def curve(qat: Qat | None) -> list[float]:
-        model = small_gpt()
-        prepared = qat.prepare(model) if qat else None
-        run = tiny_training(model, TinyBatches(), tiny_settings(iterations=6), hooks=[prepared] if prepared else [])
-        return [step.loss for step in run]
-
-    plain, late = curve(None), curve(Qat(bits=2, start=0.5))
-    assert plain[:3] == late[:3]
-    assert all(a != b for a, b in zip(plain[3:], late[3:], strict=True))
 
 
 @pytest.mark.parametrize(

@@ -135,24 +135,6 @@ def test_removing_leaves_plain_parameters_quantized_or_as_training_moved_them(na
     torch.testing.assert_close(remove(twin, rounded=False)(x), original, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_nightly(MODELS, SHAPES))
-def test_copies_and_state_dicts_carry_everything(name: str) -> None:
-    model, x = built(name)
-    model.train(False)
-    spectral(model, transform="dct", init_bits=5)
-    model(x)
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.01)
-    changed = model(x).detach()
-    assert not torch.equal(twin(x), changed)
-    twin.load_state_dict(model.state_dict())
-    assert torch.equal(twin(x), changed)
-    remove(twin)
-    assert torch.equal(model(x), changed)
-
-
 def test_the_loss_of_two_wrapped_halves_is_their_mean() -> None:
     torch.manual_seed(0)
     halves = [mlp(), mlp()]
@@ -170,23 +152,6 @@ def test_training_makes_it_small_and_the_network_takes_part() -> None:
     trained(model, 60, 0.1, list(q_net.parameters()))
     assert float(quantization_loss(model).detach()) < 6
     assert all(not torch.equal(one, two) for one, two in zip(originals, q_net.network.parameters(), strict=True))
-
-
-def test_tied_weights_stay_one_parametrization() -> None:
-    model, x = built("tied")
-    count = len(list(model.parameters()))
-    q_net = spectral(model, transform="dct")
-    assert len(list(model.parameters())) == count + len(list(q_net.network.parameters()))
-    first, second = wrapped(model)
-    assert first.weight is second.weight
-    assert first.original is second.original
-    twin = copy.deepcopy(model)
-    first, second = wrapped(twin)
-    assert first.original is second.original
-    model(x).sum().backward()
-    assert isinstance(model, Tied)
-    remove(model)
-    assert model.head.weight is model.embedding.weight
 
 
 @pytest.mark.parametrize("rounding", ["straight", "noise", "leaky"])
