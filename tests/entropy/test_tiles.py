@@ -203,3 +203,12 @@ def test_needless_bytes_are_refused() -> None:
     for extra in b"\0", b"\0\0":
         with pytest.raises(ArtifactError):
             decoded(sound + extra, feature.values)
+
+
+@pytest.mark.parametrize("name", ["tiles row classes", "tiles 32 states"])
+def test_exchanged_tiles_are_refused(name: str) -> None:
+    feature, sound = FEATURES[name], stream(name).payload
+    at = words_at(sound)
+    middle = at + (len(sound) - at) // 4 * 2
+    with pytest.raises(ArtifactError):
+        decoded(sound[:at] + sound[middle:] + sound[at:middle], feature.values, feature.states)

@@ -118,18 +118,15 @@ def ternary() -> Packed:
 
 FORMATS: dict[str, tuple[Callable[[], Packed], str]] = {
     "int4 per row": (lambda: by_row(4), "int4 by row, exact"),
-    "int8 per row": (lambda: by_row(8), "int8 by row, exact"),
     "int4 per column": (by_column, "int4 by column, exact"),
     "int4 by 64 in float16": (by_groups, "int4 by 64, exact"),
     "uint8 with zero points": (with_zero_points, " levels by row, exact"),
     "Q4_0 in float16": (gguf_q4_0, "int4 by 32, exact"),
     "GPTQ by 128 in float16": (gptq, " levels by 128, exact"),
     "NF4 in float16": (lambda: nf4(FLOAT16), "16 levels by 64, exact"),
-    "NF4 in bfloat16": (lambda: nf4(BFLOAT16), "16 levels by 64, exact"),
     "NF4 in float32": (lambda: nf4(FLOAT32), "16 levels by 64, exact"),
     "k-means of a tensor": (lambda: codebook(rows=False), "lossless"),
     "k-means of rows": (lambda: codebook(rows=True), "16 levels by row, exact"),
-    "float8 in float32": (lambda: float8(scaled=False), "lossless"),
     "float8 per row in float32": (lambda: float8(scaled=True), " levels by row, exact"),
     "ternary in bfloat16": (ternary, "3 levels by row, exact"),
 }
