@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact import device_file as device
-from birdie.artifact.device_file import CompressedTensors, DeviceFile, target_of
+from birdie.artifact.device_file import CompressedTensors, target_of
 from birdie.artifact.file import File
 from birdie.compress import registry
 from birdie.compress.device import compressed
 from birdie.compress.device.compressed import CompressedTensor
-from birdie.errors import ArtifactError
 from tests.interpreted_kernels import run_interpreted
 
 CPU = torch.device("cpu")
@@ -35,10 +34,6 @@ def test_a_loaded_state_equals_that_of_the_cpu(interpreted: dict[str, dict[str, 
 
 def test_tensors_in_blocks_of_rows_are_decoded_block_by_block(interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted["blocks"] == {"same": True, "tied": True, "kernels": 4}
-
-
-def test_casts_and_modules_get_what_they_would_get_from_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
-    assert interpreted["into a module, cast"] == {"same": True, "kernels": 2}
 
 
 def test_damage_is_an_error_that_names_the_tensor(interpreted: dict[str, dict[str, Any]]) -> None:
@@ -75,20 +70,6 @@ def test_neighbors_in_the_file_are_decoded_together(tmp_path: Path, monkeypatch:
 
 def test_tensors_may_stay_compressed(interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted["products"] == {"same": True, "names": ["down.weight", "up.weight"]}
-
-
-def test_lazy_loading_codes_other_coders_anew(interpreted: dict[str, dict[str, Any]]) -> None:
-    compressed = ["down.weight", "up.weight"]
-    assert interpreted["context mixing"] == {"same": True, "compressed": compressed, "kernels": 2}
-
-
-def test_damage_of_several_tensors_is_found_in_one_wait(tmp_path: Path) -> None:
-    path = tmp_path / "model.birdie"
-    birdie.save({"w": torch.ones(3)}, path)
-    with DeviceFile(path, registry.decoder, CPU) as file:
-        file._sound = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.tensor([0, 1], dtype=torch.uint8)}
-        with pytest.raises(ArtifactError, match=r"'b' of .*model"):
-            file.decode_all()
 
 
 def test_the_device_is_that_of_the_call_or_the_only_one_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,12 +115,6 @@ def test_an_interruption_says_where_the_tensors_are_and_the_same_call_goes_on(
     require_continuation(path, plain, monkeypatch)
 
 
-def test_an_interruption_before_any_work_is_done_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Resume(tmp_path / "x.birdie"):
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -163,16 +157,6 @@ def record(text: bytes) -> Coded:
     return Coded("int8", (len(text),), torch.float32, (7,), (Stream(0, text), Stream(2, b"more")))
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    with Resume(tmp_path / "x.birdie") as resume:
-        monkeypatch.setattr(Path, "write_bytes", full)
-        with pytest.raises(OutputError, match="no space left on device"):
-            resume.keep("key", record(b"payload"))
-
-
 def put_two(output: Path) -> None:
     """Leave the records "a" and "b"."""
     with suppress(KeyboardInterrupt), Resume(output) as resume:
@@ -184,19 +168,6 @@ def put_two(output: Path) -> None:
 def payloads(coded: Coded | None) -> list[bytes]:
     assert coded is not None
     return [b"".join(stream.pieces()) for stream in coded.streams]
-
-
-def test_records_come_back_by_their_keys(tmp_path: Path) -> None:
-    put_two(tmp_path / "x")
-    with Resume(tmp_path / "x") as resume:
-        coded = resume.recall("a")
-        assert payloads(coded) == [b"first", b"more"]
-        assert coded is not None
-        assert (coded.scheme, coded.shape, coded.dtype, coded.params) == ("int8", (5,), torch.float32, (7,))
-        assert resume.recall("c") is None
-        assert payloads(resume.keep("c", record(b"third"))) == [b"third", b"more"]
-        assert payloads(resume.recall("b")) == [b"second", b"more"]
-    assert list(tmp_path.iterdir()) == []
 
 
 def flip(data: bytes) -> bytes:
