@@ -90,15 +90,6 @@ def test_another_run_that_comes_later_is_refused(chain: Path, run: Path, tmp_pat
     require_restored(chain, expected)
 
 
-def test_a_chain_that_nothing_was_added_to_leaves_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "ckpt_1.pt").write_bytes(b"")
-    (tmp_path / "run" / "ckpt_1.pt").unlink()
-    with pytest.raises(birdie.BirdieError):
-        [*Chain(tmp_path / "c").extend({1: tmp_path / "run" / "ckpt_1.pt"})]
-    assert not (tmp_path / "c").exists()
-
-
 # A source that changes
 
 
@@ -189,19 +180,6 @@ def test_what_others_need_or_is_of_another_run_is_not_replaced(run: Path, tmp_pa
 # Names that lie
 
 
-def test_a_link_under_the_name_of_another_step_is_left_as_it_is(chain: Path, run: Path) -> None:
-    (chain / "ckpt_60.birdie").unlink()
-    shutil.copy(chain / "ckpt_10.birdie", chain / "ckpt_60.birdie")
-    notes: list[str] = []
-    rows = {row.step: row for row in Chain(chain, notify=notes.append).extend(series(run)) if row.added}
-    assert [*rows] == [60]
-    assert rows[60].name == "ckpt_60.pt.birdie"
-    assert read_link(chain / "ckpt_60.birdie").step == 10
-    assert not any("damaged" in note for note in notes)
-    restore(chain / "ckpt_60.pt.birdie", chain.parent / "x.pt")
-    assert (chain.parent / "x.pt").read_bytes() == (run / "ckpt_60.pt").read_bytes()
-
-
 def test_a_file_of_the_user_under_the_name_of_a_link_is_never_overwritten(run: Path, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     birdie.save({"w": torch.randn(64, 64)}, tmp_path / "c" / "ckpt_20.birdie", scheme="int8")
@@ -231,20 +209,7 @@ def test_links_to_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
         unnumbered(run, [*series(run).values()])
 
 
-def test_a_temporary_twin_is_no_checkpoint(run: Path) -> None:
-    shutil.copy(run / "ckpt_60.pt", run / "ckpt_60.pt.tmp.pt")
-    assert series(run)[60].name == "ckpt_60.pt"
-
-
 # Retention
-
-
-@pytest.mark.parametrize("gone", [{10}, {60}, {20, 30}, {10, 30, 50}, {20, 30, 40, 50, 60}])
-def test_what_stays_is_what_it_was(chain: Path, run: Path, gone: set[int]) -> None:
-    expected = {step: data for step, data in contents(run).items() if step not in gone}
-    removed = retain(Chain(chain, full_every=3), drop=[str(step) for step in gone])
-    assert {row.step for row in removed} == gone
-    require_restored(chain, expected)
 
 
 def test_the_last_and_every_so_many_stay(chain: Path, run: Path) -> None:
@@ -253,12 +218,6 @@ def test_the_last_and_every_so_many_stay(chain: Path, run: Path) -> None:
     retain(Chain(chain), keep_last=2)
     assert {row.step: row.base for row in survey(chain)} == {40: "", 60: "ckpt_40.birdie"}
     assert not retain(Chain(chain), keep_last=2), "nothing goes twice"
-
-
-def test_a_chain_goes_on_after_a_drop(chain: Path, run: Path) -> None:
-    retain(Chain(chain), drop=["40", "60"])
-    [*Chain(chain).extend(series(run))]
-    require_restored(chain, contents(run))
 
 
 def test_wrong_retention_ends_with_one_sentence_and_changes_nothing(chain: Path) -> None:
@@ -315,20 +274,6 @@ def test_a_reader_looks_again_if_the_chain_changed_meanwhile(chain: Path) -> Non
     with pytest.raises(ArtifactError, match="a link is missing"):
         steadily(chain, lambda: read(changes=False))
     assert attempts == [False]
-
-
-def test_one_cause_is_named_once(chain: Path) -> None:
-    (chain / "ckpt_10.birdie").unlink()
-    damage = {row.step: row.damage for row in survey(chain)}
-    assert damage[20] == damage[30] != ""
-    assert not damage[40]
-    (chain / "ckpt_40.birdie").write_bytes((chain / "ckpt_40.birdie").read_bytes()[:-3])
-    causes = {row.name: row.damage for row in survey(chain)}
-    assert causes["ckpt_40.birdie"] == causes["ckpt_50.birdie"] == causes["ckpt_60.birdie"] != ""
-    notes: list[str] = []
-    run = write_run(chain.parent / "again")
-    [*Chain(chain, notify=notes.append).extend({step: path for step, path in series(run).items() if step > 10})]
-    assert sum("ckpt_10.birdie, which is missing" in note for note in notes) == 1
 
 
 def test_digests_tell_what_checksums_do_not(chain: Path) -> None:

@@ -16,8 +16,8 @@ from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
-from birdie.errors import ConfigError, DataError, WeightsError
-from birdie.hub.data_calibration import calibrate_on_images, calibrate_on_text, images_in, sequences
+from birdie.errors import ConfigError, WeightsError
+from birdie.hub.data_calibration import calibrate_on_images, calibrate_on_text, images_in
 from birdie.hub.names_on_disk import NamesOnDisk
 
 transformers = pytest.importorskip("transformers")
@@ -114,19 +114,6 @@ def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path],
     assert calibrated < 0.7 * plain
 
 
-@pytest.mark.parametrize("kind", ["llama, tied", OLD])
-def test_offload_measures_the_same(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    state = open_checkpoint(folders[kind]).content
-    complete = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048)
-    offloaded = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048, offload=tmp_path / "work")
-    assert complete.sensitivities.keys() == offloaded.sensitivities.keys()
-    for name, expected in complete.sensitivities.items():
-        measured = offloaded.sensitivities[name]
-        if expected.hessian is not None and measured.hessian is not None:
-            difference = (expected.hessian - measured.hessian).norm() / expected.hessian.norm()
-            assert difference < (0.05 if state[name].dtype == torch.bfloat16 else 1e-3), name
-
-
 def test_tuning_uses_the_names_on_disk(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folders["gpt2, old names"]
     state = open_checkpoint(folder).content
@@ -176,30 +163,6 @@ def test_a_parameter_that_is_not_on_disk_is_refused(folders: dict[str, Path]) ->
     for other in ({key: tensor for key, tensor in state.items() if key != name}, {**state, name: state[name] + 1}):
         with pytest.raises(WeightsError, match=name):
             NamesOnDisk(model, other, folders["llama"])
-
-
-def test_sequences_begin_as_documents_do_and_cover_a_long_text(folders: dict[str, Path], tmp_path: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["llama"])
-    text = tmp_path / "long.txt"
-    text.write_text(" ".join(f"{number:06d}" for number in range(50_000)))
-    rows = sequences(tokenizer, text, 512, 64)
-    assert rows.shape == (8, 64)
-    assert bool((rows[:, 0] == 0).all())
-    assert torch.equal(rows, sequences(tokenizer, text, 512, 64))
-    numbers = sorted(int(tokenizer.decode(row[1:].tolist()).split()[2]) for row in rows)
-    assert numbers[0] < 6_250 <= numbers[1]
-    assert numbers[-1] > 43_750
-    text.write_text("a b c " * 30)
-    short = sequences(tokenizer, text, 512, 64)
-    assert len(short) >= 2
-
-
-@pytest.mark.parametrize("content", [b"few words", b"\xff\xfe\x00"])
-def test_a_text_that_cannot_be_used_is_one_sentence(content: bytes, folders: dict[str, Path], tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(content)
-    with pytest.raises(DataError, match=r"text\.txt"):
-        calibrate_on_text(folders["llama"], open_checkpoint(folders["llama"]).content, text)
 
 
 def test_a_tokenizer_of_another_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -278,32 +241,3 @@ def test_the_command_calibrates_on_a_folder_of_images(
     (tmp_path / "empty").mkdir()
     assert run(build_app, [*command, "--calibrate", str(tmp_path / "empty")]) == 1
     assert "empty" in capsys.readouterr().err
-
-
-def test_images_are_mixed_and_limited(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = images_in(images)
-    assert sorted(paths) == sorted(images.rglob("*.png"))
-    assert paths == images_in(images)
-    assert {path.parent.name for path in paths[:8]} == {"class0", "class1", "class2"}
-    monkeypatch.setattr("birdie.hub.data_calibration.IMAGES", 20)
-    for index in range(25):
-        (tmp_path / f"{index:04d}.jpg").touch()
-    assert len(images_in(tmp_path)) == 20
-    assert images_in(tmp_path / "nothing") == []
-
-
-def test_an_image_that_cannot_be_read_is_one_sentence(classifier: Path, images: Path, tmp_path: Path) -> None:
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG but no more")
-    state = open_checkpoint(classifier).content
-    with pytest.raises(DataError, match=r"broken\.png"):
-        calibrate_on_images(classifier, state, [*images_in(images), tmp_path / "broken.png"])
-    with pytest.raises(DataError, match="1 images"):
-        calibrate_on_images(classifier, state, images_in(images)[:1])
-
-
-def test_a_folder_without_image_processor_is_one_sentence(classifier: Path, images: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(classifier, folder)
-    (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(ConfigError, match="image processor"):
-        calibrate_on_images(folder, open_checkpoint(folder).content, images_in(images))

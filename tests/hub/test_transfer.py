@@ -10,7 +10,7 @@ import birdie
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
 from birdie.cli import main
-from birdie.errors import ArtifactError, ConfigError, DataError
+from birdie.errors import ConfigError, DataError
 from birdie.hub.folder import write_birdie_folder
 from birdie.hub.transfer import download, push
 from tests.hub.server import Hub, running
@@ -80,24 +80,6 @@ def test_the_card_of_a_fine_tune_names_its_base(hub: Hub, tmp_path: Path, capsys
         assert run("hub", "push", source, "user/other", "--base-model", name) == 1
         assert message in " ".join(capsys.readouterr().err.split())
     assert "user/other" not in hub.repositories
-
-
-@pytest.mark.parametrize(("config", "reason"), [(b"[" * 200_000, "nested too deeply"), (b"[1]", "not an object")])
-def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, config: bytes, reason: str) -> None:
-    write_model({"w": torch.randn(32, 32)}, tmp_path / "model.birdie", files={"config.json": config})
-    with pytest.raises(ArtifactError, match=reason):
-        write_birdie_folder(tmp_path / "model.birdie", tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()
-
-
-def test_any_folder_of_files_can_be_pushed(hub: Hub, tmp_path: Path) -> None:
-    folder = tmp_path / "submission"
-    (folder / "logs").mkdir(parents=True)
-    (folder / "README.md").write_text("a record")
-    (folder / "logs" / "seed42.txt").write_text("val_bpb")
-    assert run("hub", "push", folder, "user/record", "--public") == 0
-    assert hub.repositories["user/record"] == {"README.md": b"a record", "logs/seed42.txt": b"val_bpb"}
-    assert not hub.private["user/record"]
 
 
 def test_what_goes_wrong_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
