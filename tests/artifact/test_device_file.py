@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact import device_file as device
-from birdie.artifact.device_file import CompressedTensors, target_of
+from birdie.artifact.device_file import CompressedTensors, DeviceFile, target_of
 from birdie.artifact.file import File
 from birdie.compress import registry
 from birdie.compress.device import compressed
 from birdie.compress.device.compressed import CompressedTensor
+from birdie.errors import ArtifactError
 from tests.interpreted_kernels import run_interpreted
 
 CPU = torch.device("cpu")
@@ -102,3 +103,12 @@ def test_without_kernels_tensors_are_decoded_on_the_cpu_and_moved(
     assert {"device": "cuda:0", "dtype": None} in moved
     assert torch.equal(state["w"], birdie.load(path)["w"])
     assert "decoded on the CPU" in caplog.text
+
+
+def test_damage_of_several_tensors_is_found_in_one_wait(tmp_path: Path) -> None:
+    path = tmp_path / "model.birdie"
+    birdie.save({"w": torch.ones(3)}, path)
+    with DeviceFile(path, registry.decoder, CPU) as file:
+        file._sound = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.tensor([0, 1], dtype=torch.uint8)}
+        with pytest.raises(ArtifactError, match=r"'b' of .*model"):
+            file.decode_all()

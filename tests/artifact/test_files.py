@@ -470,3 +470,15 @@ def test_a_model_that_torchao_quantized_is_refused(tmp_path: Path) -> None:
     plain = {name: tensor.dequantize() if name == "0.weight" else tensor for name, tensor in model.state_dict().items()}
     birdie.save(plain, tmp_path / "x.birdie", lossless=True)
     assert same_bits(birdie.load(tmp_path / "x.birdie")["0.weight"], plain["0.weight"])
+
+
+def test_a_module_that_would_lose_the_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.birdie"
+    birdie.save(nn.Linear(8, 9), path, lossless=True)
+    more = nn.Sequential(nn.LazyLinear(9))
+    for into, how in ((nn.Linear(8, 9, device="meta"), "to_empty"), (more, "run it once")):
+        with pytest.raises(WeightsError, match=rf"weight' of the module, which has no memory; .*{how}"):
+            birdie.load(path, into=into)
+    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True)
+    with pytest.raises(WeightsError, match="numbers: weight complex64 in the file, float32 in the module"):
+        birdie.load(path, into=nn.Linear(8, 9))

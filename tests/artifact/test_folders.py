@@ -455,3 +455,10 @@ def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
             write_folder(tmp_path / "0.birdie", tmp_path / "copy")
         assert {path: path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file()} == contents
         shutil.rmtree(tmp_path / "copy")
+
+
+def test_names_that_two_folders_share_are_refused(tmp_path: Path) -> None:
+    save({"a/w": A["a.weight"]}, tmp_path / "model.safetensors")
+    save(B, tmp_path / "a" / "model.safetensors")
+    with pytest.raises(WeightsError, match="rename one of them"):
+        open_checkpoint(tmp_path)

@@ -538,3 +538,18 @@ def test_the_tensor_that_was_read_last_is_not_decoded_again() -> None:
     cache = cache_of(decoder)
     read(cache, "00111")
     assert "".join(decoder.log) == "01"
+
+
+def test_a_buffer_without_memory_is_named(tmp_path: Path) -> None:
+    path = saved(Counting(), tmp_path)
+    with torch.device("meta"):
+        model = Counting()
+    with pytest.raises(WeightsError, match=r"buffer 'scale' of the module is not in .* and has no memory"):
+        birdie.load(path, into=model, lazy=True)
+
+
+def test_a_weight_held_in_another_place_is_named(tmp_path: Path) -> None:
+    model = deep()
+    vars(model)["kept"] = {"first": model[0].weight}
+    with pytest.raises(ConfigError, match=r"kept of the module also holds tensor '0.weight'"):
+        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)

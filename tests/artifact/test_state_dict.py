@@ -325,3 +325,13 @@ class Recipe(nn.Linear):
         assert state.tell() == 3
         state.seek(0)
         self.scale = float(torch.load(state, weights_only=True)["scale"])
+
+
+@pytest.mark.parametrize("kind", [Versioned, Demanding])
+def test_versions_of_a_state_dict_are_kept(kind: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = kind()
+    state = OrderedDict((f"net.{name}", weight) for name, weight in model.state_dict().items())
+    vars(state)["_metadata"] = {"net": {"version": 2}}
+    path = saved(state, tmp_path)
+    require_same(loaded(path, nn.ModuleDict({"net": kind()}), "into"), dict(state))
+    require_same(loaded(path, kind(), "into", prefix="net."), dict(model.state_dict()))

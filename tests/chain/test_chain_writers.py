@@ -283,3 +283,17 @@ def test_digests_tell_what_checksums_do_not(chain: Path) -> None:
     edit(chain / "ckpt_10.birdie", lie)
     assert not survey(chain)[0].damage
     assert "digest" in verify(chain)[0].damage
+
+
+def test_one_cause_is_named_once(chain: Path) -> None:
+    (chain / "ckpt_10.birdie").unlink()
+    damage = {row.step: row.damage for row in survey(chain)}
+    assert damage[20] == damage[30] != ""
+    assert not damage[40]
+    (chain / "ckpt_40.birdie").write_bytes((chain / "ckpt_40.birdie").read_bytes()[:-3])
+    causes = {row.name: row.damage for row in survey(chain)}
+    assert causes["ckpt_40.birdie"] == causes["ckpt_50.birdie"] == causes["ckpt_60.birdie"] != ""
+    notes: list[str] = []
+    run = write_run(chain.parent / "again")
+    [*Chain(chain, notify=notes.append).extend({step: path for step, path in series(run).items() if step > 10})]
+    assert sum("ckpt_10.birdie, which is missing" in note for note in notes) == 1

@@ -18,6 +18,7 @@ from birdie.chain.checkpoint_series import (
     step_of,
     without_number,
 )
+from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.errors import ConfigError, WeightsError
 
 
@@ -218,3 +219,28 @@ def test_a_damaged_file_is_named_and_one_of_another_kind_is_left_out(tmp_path: P
     (tmp_path / "last.pt").write_bytes((tmp_path / "step_2.pt").read_bytes()[:900])
     with pytest.raises(ConfigError, match=r"last\.pt does not tell its step, as it cannot be read"):
         without_number(tmp_path, series(tmp_path))
+
+
+def copies_of(*names: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        for seed, name in enumerate(names):
+            (folder / name).parent.mkdir(exist_ok=True)
+            torch_file(folder, name, seed)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (copies_of("best.pt", "last.pt"), r"best\.pt and last\.pt of .*--skip$"),
+        (copies_of("model.pt", "ema.pth"), "same names and shapes"),
+        (copies_of("model_1.pt", "model_2.pt"), "--full-every 10"),
+        (copies_of("a/0001.pt", "a/0002.pt"), "--full-every 10"),
+    ],
+)
+def test_copies_of_one_network_are_no_model(write: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    assert not is_series(tmp_path)
+    with pytest.raises(WeightsError, match=message):
+        open_checkpoint(tmp_path)

@@ -527,3 +527,10 @@ def test_round_trip_bound_and_damage(name: str) -> None:
     for damaged, limit in ((packed, len(DATA) - 1), (packed[:-4], len(DATA)), (b"no", 10), (b"", 10)):
         with pytest.raises(ArtifactError):
             compressor.decompress(damaged, limit)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {}}'])
+def test_a_broken_index_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(WeightsError, match="weight_map"):
+        read_state_dict(tmp_path)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 import birdie
@@ -269,3 +269,12 @@ def test_a_changed_structure_is_refused_or_harmless(name: str, data: st.DataObje
     )
     with suppress(ArtifactError):
         pytree.rebuild(skeleton, tensors)
+
+
+def test_a_flat_state_dict_of_views_fills_a_module(tmp_path: Path) -> None:
+    model = nn.Linear(8, 8)
+    state = OrderedDict(weight=model.weight.detach(), bias=model.weight.detach()[3])
+    birdie.save_object(state, tmp_path / "x.birdie")
+    fresh = birdie.load(tmp_path / "x.birdie", into=nn.Linear(8, 8))
+    assert torch.equal(fresh.weight, state["weight"])
+    assert torch.equal(fresh.bias, state["bias"])

@@ -247,3 +247,11 @@ def run(*tokens: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(token) for token in tokens])
     return int(ended.value.code or 0)
+
+
+def test_a_part_of_a_state_dict_has_the_versions_of_its_modules(tmp_path: Path) -> None:
+    module = nn.Module()
+    module.net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    torch.save(module.state_dict(), tmp_path / "x")
+    part = read_weights(tmp_path / "x", keys=["net."]).state
+    assert vars(part)["_metadata"] == vars(module.net.state_dict())["_metadata"]

@@ -232,3 +232,12 @@ TWO = ["m-1.safetensors", "m-2.safetensors"]
 )  # fmt: skip
 def test_shards_that_are_no_files_of_a_folder_are_refused(shards: object, tmp_path: Path) -> None:
     damaged({"shards": shards}, tmp_path)
+
+
+def test_the_only_copy_of_a_tensor_is_read_wherever_it_lies(tmp_path: Path) -> None:
+    index, model, _ = edited(tmp_path, "z")
+    where = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": where | {"c.w": where["a.w"]}}))
+    checkpoint = open_checkpoint(tmp_path)
+    assert same(checkpoint.content, model)
+    assert any(note.startswith("c.w was read from m-00002") for note in checkpoint.notes)

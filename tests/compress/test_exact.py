@@ -1,4 +1,4 @@
-"""What is exact whatever the scheme: what is no weight, constants, and small tensors' precision."""
+"""Exact whatever the scheme: tensors that are no weights, constants, and the precision of small tensors."""
 
 import io
 import math

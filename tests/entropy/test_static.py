@@ -1,4 +1,4 @@
-"""What the coder static describes: alphabets, classes of rows, tables of frequencies."""
+"""Descriptions of the coder static come back: alphabets, classes of rows, tables of frequencies."""
 
 import numpy as np
 import pytest

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError
+from birdie.hub import made_up
 from birdie.hub.arguments import first_accepted
 from birdie.hub.made_up import made_up_inputs
 from tests.nightly import mostly_nightly
@@ -105,3 +106,22 @@ def test_an_argument_that_nobody_knows_is_named() -> None:
 
     with pytest.raises(ConfigError, match="graph"):
         first_accepted(Strange(8, configuration()), torch.Generator(), 1e9)
+
+
+def test_the_number_of_samples_follows_a_count_of_work_and_is_the_same_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Configured(64, configuration())
+
+    def samples() -> list[Tensor]:
+        return [batch.keywords["input_ids"] for batch in made_up_inputs(model, torch.Generator().manual_seed(0))]
+
+    monkeypatch.setattr(made_up, "_WORK", 1 << 35)  # enough for all
+    first, again = samples(), samples()
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert len(torch.cat(first)) == 128  # the most tokens
+    monkeypatch.setattr(made_up, "_WORK", 1 << 27)
+    monkeypatch.setattr(made_up, "_WORK_OF_WEIGHT", 0)
+    fewer = samples()
+    assert 4 <= sum(map(len, fewer)) < 64
+    assert fewer[0].shape[1] < first[0].shape[1]  # nothing names the length, so texts are shorter as well

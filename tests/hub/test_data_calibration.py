@@ -16,7 +16,7 @@ from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.hub.data_calibration import calibrate_on_images, calibrate_on_text, images_in
 from birdie.hub.names_on_disk import NamesOnDisk
 
@@ -241,3 +241,33 @@ def test_the_command_calibrates_on_a_folder_of_images(
     (tmp_path / "empty").mkdir()
     assert run(build_app, [*command, "--calibrate", str(tmp_path / "empty")]) == 1
     assert "empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["llama, tied", OLD])
+def test_offload_measures_the_same(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    state = open_checkpoint(folders[kind]).content
+    complete = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048)
+    offloaded = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048, offload=tmp_path / "work")
+    assert complete.sensitivities.keys() == offloaded.sensitivities.keys()
+    for name, expected in complete.sensitivities.items():
+        measured = offloaded.sensitivities[name]
+        if expected.hessian is not None and measured.hessian is not None:
+            difference = (expected.hessian - measured.hessian).norm() / expected.hessian.norm()
+            assert difference < (0.05 if state[name].dtype == torch.bfloat16 else 1e-3), name
+
+
+@pytest.mark.parametrize("content", [b"few words", b"\xff\xfe\x00"])
+def test_a_text_that_cannot_be_used_is_one_sentence(content: bytes, folders: dict[str, Path], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(content)
+    with pytest.raises(DataError, match=r"text\.txt"):
+        calibrate_on_text(folders["llama"], open_checkpoint(folders["llama"]).content, text)
+
+
+def test_an_image_that_cannot_be_read_is_one_sentence(classifier: Path, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG but no more")
+    state = open_checkpoint(classifier).content
+    with pytest.raises(DataError, match=r"broken\.png"):
+        calibrate_on_images(classifier, state, [*images_in(images), tmp_path / "broken.png"])
+    with pytest.raises(DataError, match="1 images"):
+        calibrate_on_images(classifier, state, images_in(images)[:1])

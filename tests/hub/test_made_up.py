@@ -14,6 +14,7 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration import synthetic
 from birdie.compress.small_tensors import is_worth_coarsening
+from birdie.errors import ConfigError
 from birdie.hub import made_up
 from birdie.hub.made_up import calibrate_without_data
 from tests.hub.models import write
@@ -137,3 +138,17 @@ def test_the_error_on_other_tokens_falls_at_equal_bytes(
     assert errors[0] < 0.8 * errors[1]
     assert "made-up inputs" in str(notes[0])
     assert notes[1] is None
+
+
+def test_a_key_that_interrupts_is_no_failure_of_made_up_inputs(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", Mock(side_effect=KeyboardInterrupt))
+    assert run(build_app, ["compress", str(llama), "-o", str(tmp_path / "m.birdie"), "--bits", "6"]) != 0
+    assert not (tmp_path / "m.birdie").exists()
+
+
+def test_a_model_too_large_for_the_memory_is_one_sentence(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up, "free_memory", lambda: 1_000_000)
+    with pytest.raises(ConfigError, match=r"0\.0 GB"):
+        calibrate_without_data(llama, open_checkpoint(llama).content)

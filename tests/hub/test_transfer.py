@@ -10,7 +10,7 @@ import birdie
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
 from birdie.cli import main
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.hub.folder import write_birdie_folder
 from birdie.hub.transfer import download, push
 from tests.hub.server import Hub, running
@@ -95,3 +95,11 @@ def test_what_goes_wrong_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
     assert run("hub", "folder", plain, "-o", tmp_path / "folder") == 1
     assert not (tmp_path / "folder").exists()
     assert run("hub", "push", plain) == 1
+
+
+@pytest.mark.parametrize(("config", "reason"), [(b"[" * 200_000, "nested too deeply"), (b"[1]", "not an object")])
+def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, config: bytes, reason: str) -> None:
+    write_model({"w": torch.randn(32, 32)}, tmp_path / "model.birdie", files={"config.json": config})
+    with pytest.raises(ArtifactError, match=reason):
+        write_birdie_folder(tmp_path / "model.birdie", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()

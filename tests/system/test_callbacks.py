@@ -1,4 +1,4 @@
-"""What a user sees while it works, and where its time went."""
+"""Progress and start-up time, as a user sees them."""
 
 import io
 from collections.abc import Callable, Iterator

@@ -329,3 +329,21 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", tmp_path / "to pipe", tmp_path, Path(os.devnull), tmp_path / "none"):
         with pytest.raises(OSError, match=r"regular file|folder|No such file"):
             regular_file(path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_trusted_file_may_belong_to_root_and_to_no_other_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kernel"
+    files.write_trusted(path, b"code", private=False)
+    assert path.stat().st_mode & 0o777 == 0o644
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert files.read_trusted(path) == b"code"
+    os.chown(path, 54321, -1)
+    with pytest.raises(PermissionError):
+        files.read_trusted(path)
+    os.chown(path, 0, -1)
+    os.chown(tmp_path, 54321, -1)
+    with pytest.raises(PermissionError, match=str(tmp_path)):
+        files.read_trusted(path)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from birdie.errors import ConfigError
-from birdie.system.locks import locked_folder
+from birdie.system import files
+from birdie.system.locks import is_held, locked_folder, open_locked
 
 HOLD = """
 import sys
@@ -72,3 +73,31 @@ def test_what_has_the_name_of_a_lock_is_not_touched(name: str, thing: str, tmp_p
     assert mine.read_text() == ("process of writing a thesis" if thing == "hard" else "mine")
     assert thing != "text" or lock.read_text() == "mine"
     assert not (tmp_path / "none").exists()
+
+
+def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) -> None:
+    first = open_locked(tmp_path / "lock")
+    (tmp_path / "lock").unlink()
+    assert not is_held(tmp_path / "lock")
+    second = open_locked(tmp_path / "lock")
+    os.close(first)
+    with pytest.raises(BlockingIOError):
+        open_locked(tmp_path / "lock")
+    assert is_held(tmp_path / "lock")
+    os.close(second)
+    assert not is_held(tmp_path / "lock")
+
+
+def test_without_locks_the_work_goes_on_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("filelock.lock_descriptor", refuse)
+    lines: list[str] = []
+    with locked_folder(tmp_path, lines.append):
+        files.write_bytes(tmp_path / "file", b"new")
+        with files.temporary_folder(tmp_path):
+            files.remove_abandoned(tmp_path)
+            assert len(list(tmp_path.glob(".birdie-*.part"))) == 1, "nobody knows whether its process lives"
+    assert len(lines) == 1
+    assert "cannot be locked" in lines[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,16 @@ def test_objects_are_read_or_one_sentence_says_why_not(
     with pytest.raises(DataError, match=r"file is damaged \(") as caught:
         read(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [read_json, read_toml, lambda path: read_steps(path, [])])
+def test_what_is_no_regular_file_is_not_opened(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name, kind in (("pipe", "a named pipe"), ("folder", "a folder"), ("link", "a device")):
+        try:
+            problem = read(tmp_path / name).damage
+        except DataError as error:
+            problem = str(error)
+        assert f"{name} is {kind}" in problem
