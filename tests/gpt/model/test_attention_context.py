@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.errors import ConfigError
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.attention_functions import register, softmax
-from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.documents import DocumentFinder, segment_offsets
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.train.settings import OptimizerSettings, TrainSettings
 from birdie.gpt.train.training import Training
 from tests.gpt.model.packed_text import BOS, CPU, attentive_model, document_text
 from tests.gpt.model.technique_table import blocks_of
-from tests.gpt.model.varlen_reference import KERNELS, flash3
+from tests.gpt.model.varlen_reference import KERNELS
 from tests.tiny_run import tiny_training
 
 
@@ -89,17 +87,6 @@ def test_rows_with_bounds_equal_masks_that_isolate_documents(kernel: str, window
             torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 11, 12, 30])
-@pytest.mark.parametrize("kernel", ["SDPA", "FlashAttention-3"])
-def test_a_window_equals_its_mask(window: int, kernel: str) -> None:
-    ids = document_text(2, 12)
-    model, reference = attentive_model(attn_window=window), attentive_model(attn_window=window, attention="masks only")
-    model.kernels = KERNELS[kernel]()
-    torch.testing.assert_close(model(ids), reference(ids), rtol=1e-5, atol=1e-5)
-    if window >= 12:
-        torch.testing.assert_close(model(ids), attentive_model()(ids), rtol=1e-5, atol=1e-5)
-
-
 def test_a_window_hides_earlier_positions() -> None:
     """In a model of one layer; and only windowed layers have the limit."""
     ids = document_text(1, 12)
@@ -115,44 +102,6 @@ def test_a_window_hides_earlier_positions() -> None:
     assert (full(ids) - full(other)).abs().amax(-1)[0, 4:].max() > 1e-6
     model = attentive_model(attn_window=4, attn_window_layers=(1,))
     assert [block.attn.windowed for block in blocks_of(model)] == [False, True, False]
-
-
-def test_the_cache_has_the_same_windows_and_documents() -> None:
-    model = attentive_model(attn_window=4, attn_window_layers=(0, 2), isolate_documents=True).eval()
-    ids = document_text(2, 14)
-    cache = Cache(model, 2, 14)
-    logits = torch.cat([cache(ids[:, position : position + 1]) for position in range(14)], dim=1)
-    torch.testing.assert_close(logits, model(ids), rtol=1e-4, atol=1e-5)
-
-
-def test_nothing_crosses_a_document_in_a_packed_row() -> None:
-    ids = document_text(1, 90)
-    begin = int((ids[0] == BOS).nonzero()[4])
-    other = ids.clone()
-    other[0, :begin] = document_text(1, begin, seed=9)[0]
-    model = attentive_model(isolate_documents=True, smear="gated", bigram_vocab_size=17, bigram_dim=8)
-    one, two = (model(row, bounds=finder()(row, 16)) for row in (ids, other))
-    torch.testing.assert_close(one[:, begin:], two[:, begin:], rtol=1e-5, atol=1e-5)
-    assert (one[:, :begin] - two[:, :begin]).abs().max() > 0.01
-
-
-def test_the_compiler_traces_packed_attention_as_one_graph() -> None:
-    model = attentive_model(num_layers=2, isolate_documents=True, attn_window=8, attn_window_layers=(1,))
-    compiled = torch.compile(model.loss, backend="eager", fullgraph=True, dynamic=False)
-    find = finder()
-    for seed in range(3):
-        ids = document_text(1, 90, seed)
-        bounds = find(ids, 16)
-        torch.testing.assert_close(compiled(ids, ids, bounds=bounds), model.loss(ids, ids, bounds=bounds))
-
-
-def test_the_diagnostics_name_kernel_and_windowed_layers() -> None:
-    model = attentive_model(isolate_documents=True, attn_window=6, attn_window_layers=(1,))
-    model.kernels = flash3()
-    assert model.diagnostics() == [
-        "isolated documents: attention restarts at each BOS, kernel FlashAttention-3",
-        "attention window: layers 1 attend to the last 6 positions",
-    ]
 
 
 @pytest.fixture
@@ -201,8 +150,3 @@ def test_a_sequence_length_schedule_of_packed_rows_only_moves_forced_splits(shar
     for step in run:
         assert step.tokens == 128
     batches.close()
-
-
-def test_a_packed_chunk_is_not_cut_by_micro_batches(shard: Path) -> None:
-    with pytest.raises(ConfigError, match=r"micro_batch_tokens 16 .* 64 tokens"):
-        packed_run(shard, attentive_model(isolate_documents=True), micro_batch_tokens=16)

@@ -16,13 +16,10 @@ from birdie.golf.audit import rules
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
-from birdie.gpt.model import cache
-from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.model.rotary import Rotary
 from birdie.gpt.run.evaluation import Evaluation, evaluate
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
-from birdie.gpt.score.modes import streaming
 from birdie.gpt.score.modes.streaming import StreamingMode
 from birdie.gpt.score.reference import reference_losses
 from birdie.gpt.score.request import EvaluationRequest
@@ -93,13 +90,6 @@ def test_a_text_shorter_than_a_window_is_scored_completely(file: Path, settings:
     assert scored(file, settings, max_tokens=tokens - 1).score.tokens == tokens - 1
 
 
-@pytest.mark.parametrize("mode", ["windows", "ttt-sgd"])
-def test_non_overlapping_windows_score_a_shorter_text_as_one_window(file: Path, mode: str) -> None:
-    result = scored(file, {"mode": mode}, max_tokens=LENGTH - 2)
-    assert result.score.tokens == LENGTH - 2
-    assert result.score.val_loss == scored(file, {"stride": 1}, max_tokens=LENGTH - 2).score.val_loss
-
-
 AUDITED = {
     "sliding": EvaluationSettings(stride=5),
     "stream": EvaluationSettings(mode="streaming", streaming=StreamingMode(chunk=8)),
@@ -142,47 +132,10 @@ def test_the_audit_sees_a_rotary_base_that_reveals_where_a_document_ends(
     assert verdicts() == {"fail"}
 
 
-def test_segments_side_by_side_are_limited_by_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-
-    def recording(model: GPT, count: int, *more: Any, **named: Any) -> Any:
-        rows.append(count)
-        return Cache(model, count, *more, **named)
-
-    monkeypatch.setattr(cache, "Cache", recording)
-    settings: dict[str, Any] = {"mode": "streaming", "streaming": {"chunk": 8, "segments": 9}}
-    unlimited = scored(file, settings).score.bpb
-    assert max(rows) > 4
-    rows.clear()
-    limited = scored(file, settings | {"batch_seqs": 4}).score.bpb
-    assert max(rows) == 4
-    rows.clear()
-    monkeypatch.setitem(streaming._CACHE_BYTES, "cpu", 1)
-    single = scored(file, settings).score.bpb
-    assert max(rows) == 1
-    assert [limited, single] == pytest.approx([unlimited] * 2, abs=1e-6)
-
-
-def test_a_chunk_may_have_any_number_of_tokens(file: Path) -> None:
-    untrained = scored(file, {"mode": "ttt-sgd", "ttt_sgd": {"chunk_tokens": 10**20}})
-    assert untrained.score.bpb == pytest.approx(scored(file).score.bpb, abs=1e-6)
-    assert "ttt-sgd trained on nothing" in untrained.warnings[-1]
-
-
 def test_text_outside_the_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
     path = save(recipe_of(data, vocab_size=100), tmp_path / "model.birdie")
     with pytest.raises(DataError, match="0 to 99"):
         scored(path)
-
-
-def test_an_artifact_with_unknown_settings_of_evaluation_is_scored_by_the_defaults(
-    file: Path, data: Path, tmp_path: Path
-) -> None:
-    """Settings of another version, or of a mode that is not registered."""
-    for changes, name in (({"evaluation": {"mode": "mine"}}, "mine"), ({"sgd": {"lr": 0.1}}, "sgd")):
-        result = scored(save(recipe_of(data), tmp_path / "model.birdie", **changes))
-        assert result.score.bpb == scored(file).score.bpb
-        assert name in result.warnings[-1]
 
 
 def test_the_result_names_mode_method_and_settings(file: Path) -> None:

@@ -15,16 +15,13 @@ from birdie.gpt.run.events import Checked, PreflightCheck
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.preflight import (
     PreflightFacts,
-    collect_facts,
     require_no_failure,
     run_checks,
-    warm_up_coder,
 )
 from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.run.recipe_settings import Recipe, RunSettings
 from birdie.gpt.run.run_estimate import parameters
 from birdie.gpt.train.plan import require_divisible
-from birdie.system.context import Context
 
 CPU = torch.device("cpu")
 RECIPE = Recipe.from_dict(
@@ -65,12 +62,6 @@ def training(**changes: Any) -> Recipe:
     return replace(RECIPE, train=replace(RECIPE.train, **changes))
 
 
-def test_all_checks_pass_with_enough_resources() -> None:
-    assert {check.state for check in results().values()} == {"pass"}
-    assert list(results()) == ["ranks", "memory", "disk", "text", "coder"]
-    require_no_failure(list(results().values()))
-
-
 @pytest.mark.parametrize(
     ("name", "state", "changes", "message"),
     [
@@ -94,14 +85,6 @@ def test_a_missing_resource_gives_its_check_a_warning_or_failure(
     assert all(other.state == "pass" for other in results(**changes).values() if other.name != name)
 
 
-def test_memory_warns_between_the_exact_and_the_estimated_need() -> None:
-    needed = preflight._memory_estimate(RECIPE, PLENTY)
-    fixed = needed.fixed
-    assert fixed >= 3 * 4 * parameters(RECIPE)  # weights, gradients and at least one moment in float32
-    for memory, state in ((fixed - 1, "fail"), (fixed, "warn"), (needed.total - 1, "warn"), (needed.total, "pass")):
-        assert results(memory=memory)["memory"].state == state
-
-
 def test_the_disk_must_hold_checkpoints_float_weights_and_export() -> None:
     count = parameters(RECIPE)
     assert results(disk=40 * count)["disk"].state == "fail"  # two that are kept and a new one, 3 float32 a weight
@@ -113,49 +96,12 @@ def test_the_disk_must_hold_checkpoints_float_weights_and_export() -> None:
     assert results(chain, disk=10**12)["disk"].state == "pass"
 
 
-def test_too_few_tokens_pass_if_the_time_cap_may_end_the_run_first() -> None:
-    check = results(training(iterations=10**7, max_wallclock_seconds=60.0), train_tokens=2560)["text"]
-    assert check.state == "pass"
-    assert "last for 10 steps" in check.says
-    assert results(training(iterations=10), train_tokens=2560)["text"].state == "pass"
-    assert results(training(iterations=11), train_tokens=2560)["text"].state == "warn"
-
-
 def test_all_failures_are_listed_in_one_sentence() -> None:
     with pytest.raises(ConfigError) as raised:
         require_no_failure(list(results(memory=1, disk=1).values()))
     assert "smaller model" in str(raised.value)
     assert "--folder" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_facts_describe_this_machine(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
-    facts = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU))
-    assert (facts.device, facts.ranks, facts.train_tokens, facts.unread) == ("cpu", 1, 50, ())
-    assert facts.disk > 0
-    assert facts.memory is None or facts.memory > 10**6
-    assert facts.coder_s is not None
-    (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
-    broken = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU))
-    assert len(broken.unread) == 1
-    assert "a.bin" in broken.unread[0]
-
-
-def test_warming_up_a_broken_coder_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ImportError
-
-    assert warm_up_coder(RECIPE) is not None
-    monkeypatch.setattr(preflight, "load_file", broken)
-    assert warm_up_coder(RECIPE) is None
-
-
-def test_collecting_facts_does_not_change_the_random_state(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
-    state = torch.get_rng_state()
-    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU)))
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.fixture
@@ -187,22 +133,6 @@ def test_a_failed_check_ends_a_run_before_it_trains(run: Run, monkeypatch: pytes
     with pytest.raises(ConfigError, match="weights, gradients and optimizer take"):
         list(run.train())
     assert not (run.folder / "checkpoints").exists()
-
-
-def test_too_few_tokens_warn_up_to_a_forced_last_step() -> None:
-    """The forced step ends the run regardless of the time cap, so the cap cannot end it first."""
-    forced = replace(RECIPE, train=replace(RECIPE.train, force_stop_step=8, max_wallclock_seconds=600))
-    check = results(forced, train_tokens=1024)["text"]
-    assert check.state == "warn"
-    assert "8 are planned: 2.0 epochs" in check.says
-
-
-def test_the_page_cache_counts_as_free_memory_in_a_container(tmp_path: Path) -> None:
-    for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 200\ninactive_file 500\nactive_file 150\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert preflight._control_group_memory(10**6, tmp_path) == 750
-    (tmp_path / "memory.max").write_text("max")
-    assert preflight._control_group_memory(10**6, tmp_path) == 10**6
 
 
 def test_ranks_that_do_not_divide_a_step_are_told_the_flag() -> None:

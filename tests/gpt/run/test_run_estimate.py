@@ -8,29 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 import birdie
 from birdie.cli import main
-from birdie.compress.registry import parse_spec
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.cost import training_cost
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run import history
 from birdie.gpt.run.events import Validated
-from birdie.gpt.run.history import HistoryEntry
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.run.recipe_settings import DataSettings, ExportSettings, Recipe, RunSettings
-from birdie.gpt.run.run_estimate import artifact, gaussian_bits, groups, load, memory, newton_schulz_flops, schedule
+from birdie.gpt.run.run_estimate import artifact, groups, schedule
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.loop import Step
-from birdie.gpt.train.muon import newton_schulz
-from birdie.system.distributed import PendingTensor, World
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, tiny_training
+from tests.tiny_run import OPTIMIZERS, tiny_settings
 
 TINY = GPTConfig(vocab_size=32, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2)
 SHAPES = {
@@ -55,11 +50,6 @@ def test_parameters_by_group_sum_to_those_of_a_recipe_model(name: str) -> None:
     assert sum(groups(config).values()) == count
 
 
-def test_parameters_by_group_sum_to_those_of_a_built_model() -> None:
-    for config in SHAPES.values():
-        assert sum(groups(config).values()) == sum(p.numel() for p in GPT(config).parameters())
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_flops_equal_the_counts_of_torch(name: str) -> None:
     """Matrix products are exact; attention is half of what torch counts, which ignores the causal mask."""
@@ -74,21 +64,6 @@ def test_flops_equal_the_counts_of_torch(name: str) -> None:
     cost = training_cost(config, 2, 16, torch.float32, depth_recurrence=True)
     assert cost.matrix_flops == products.get_total_flops()
     assert 2 * cost.attention_flops == everything.get_total_flops() - products.get_total_flops()
-
-
-def test_repeated_layers_are_counted_for_each_pass() -> None:
-    plain, recurrent = (
-        training_cost(SHAPES["depth recurrence"], 2, 16, torch.float32, depth_recurrence=on) for on in (False, True)
-    )
-    assert recurrent.attention_flops * 3 == plain.attention_flops * 7  # layers 0 1 2 1 2 1 2
-    assert recurrent.kept_bytes > plain.kept_bytes
-
-
-@pytest.mark.parametrize("shape", [(32, 64), (64, 32), (16, 16)])
-def test_newton_schulz_flops_equal_the_counts_of_torch(shape: tuple[int, int]) -> None:
-    with FlopCounterMode(display=False) as counted:
-        newton_schulz(torch.randn(shape), 5)
-    assert newton_schulz_flops(torch.Size(shape), 5) == counted.get_total_flops()
 
 
 def test_kept_bytes_equal_the_tensors_saved_by_autograd() -> None:
@@ -109,51 +84,6 @@ def test_kept_bytes_equal_the_tensors_saved_by_autograd() -> None:
     )
 
 
-@pytest.fixture
-def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each float tensor that is summed over the ranks, on a rank whose peer adds nothing."""
-    sizes: list[int] = []
-
-    def count(tensor: torch.Tensor) -> PendingTensor:
-        sizes.append(tensor.nbytes if tensor.is_floating_point() else 0)
-        return PendingTensor(None, lambda: tensor)
-
-    def share(_world: World, tensor: torch.Tensor, _room: torch.Tensor) -> PendingTensor:
-        count(tensor)
-        return PendingTensor(None, lambda: tensor[: len(tensor) // 2].float())
-
-    monkeypatch.setattr(World, "start_sum_", lambda _, tensor: count(tensor))
-    monkeypatch.setattr(World, "start_reduce_scatter", share)
-    monkeypatch.setattr(World, "start_all_gather", lambda *arguments: PendingTensor(None, lambda: arguments[-1]))
-    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the squared norm
-    for name in ("broadcast", "barrier"):
-        monkeypatch.setattr(dist, name, lambda *_, **__: None)
-    return sizes
-
-
-def test_reduced_bytes_equal_those_of_a_real_step(reduced: list[int]) -> None:
-    world = World(0, 2)
-    steps = iter(tiny_training(tiny_model(), TinyBatches(world), tiny_settings(), world=world))
-    reduced.clear()
-    next(steps)
-    expected = load(tiny_recipe(), 2, torch.float32, depth_recurrence=False)
-    assert expected.reduced_bytes == sum(reduced)
-    assert expected.sent_bytes == expected.reduced_bytes  # 2 · (2 − 1) / 2 of it
-    assert load(tiny_recipe(), 1, torch.float32, depth_recurrence=False).reduced_bytes == 0
-
-
-def test_memory_grows_with_batch_depth_and_vocabulary() -> None:
-    def total(**model: Any) -> int:
-        tokens = model.pop("tokens", 128)
-        recipe = dataclasses.replace(tiny_recipe(train_batch_tokens=tokens), model=dataclasses.replace(TINY, **model))
-        step = load(recipe, 1, torch.float32, depth_recurrence=False)
-        return memory(recipe, step, 1, torch.float32, compiled=False).total
-
-    assert total() < total(num_layers=4) < total(num_layers=5)
-    assert total() < total(vocab_size=64)
-    assert total() < total(tokens=256)
-
-
 def test_a_schedule_ends_by_steps_or_by_the_cap() -> None:
     by_steps = schedule(tiny_recipe(), 1)
     assert (by_steps.steps, by_steps.tokens) == (12, 12 * 128)
@@ -162,26 +92,6 @@ def test_a_schedule_ends_by_steps_or_by_the_cap() -> None:
     assert 10 <= capped.seconds < 10 + capped.step_s
     with pytest.raises(ConfigError, match="do not divide accumulation"):
         schedule(tiny_recipe(), 8)
-
-
-def test_depth_recurrence_that_starts_late_slows_only_the_later_steps() -> None:
-    recipe = dataclasses.replace(
-        tiny_recipe(iterations=10**6, max_wallclock_seconds=10),
-        model=dataclasses.replace(SHAPES["depth recurrence"], enable_looping_at=0.25),
-    )
-    plain, recurrent = (load(recipe, 1, torch.bfloat16, depth_recurrence=on).seconds for on in (False, True))
-    plan = schedule(recipe, 1)
-    assert plain < plan.step_s < recurrent
-    assert plan.steps == pytest.approx(2.5 / plain + 7.5 / recurrent, abs=2)
-
-
-def test_gaussian_bits_are_close_to_the_entropy() -> None:
-    """½ log₂ 2πe − log₂ of the scale in sigmas, for fine scales; three symbols take at most log₂ 3 and their scales."""
-    assert gaussian_bits(parse_spec("sdclip:bits=6,clip_sigmas=12.85"), (512, 512)) == pytest.approx(3.329, abs=0.05)
-    assert gaussian_bits(parse_spec("sigma:0.2"), (512, 512)) == pytest.approx(2.047 - math.log2(0.2), abs=0.05)
-    fine, coarse = (gaussian_bits(parse_spec(spec), (512, 512)) for spec in ("int8", "int8:level_stride=4"))
-    assert fine - coarse == pytest.approx(2, abs=0.05)
-    assert 1.3 < gaussian_bits(parse_spec("ternary"), (512, 512)) < math.log2(3) + 0.1
 
 
 @pytest.mark.parametrize("scheme", ["int5", "ternary", "fp16"])
@@ -196,28 +106,6 @@ def test_the_estimated_size_holds_for_an_artifact_of_gaussian_weights(scheme: st
     estimate = artifact(recipe)
     assert estimate.bytes == pytest.approx(saved.bytes, rel=0.02)
     assert estimate.low < saved.bytes < estimate.high
-
-
-def test_the_estimated_size_is_the_budget_if_there_is_one() -> None:
-    estimate = artifact(Recipe(export=ExportSettings(budget="16MB")))
-    assert estimate.bytes == estimate.budget == 16_000_000
-    assert estimate.bits_per_weight == pytest.approx(8 * 16e6 / 17_059_912)
-
-
-def test_a_history_has_one_entry_per_step(tmp_path: Path) -> None:
-    for step in (0, 100, 200, 300):
-        history.record(tmp_path, HistoryEntry(step, 10.0 * step, 3 - step / 1000))
-    history.truncate(tmp_path, 200)  # resumed from step 200
-    history.record(tmp_path, HistoryEntry(250, 2500, 2.7))
-    history.record(tmp_path, HistoryEntry(250, 2600, 2.6))
-    assert [entry.step for entry in history.read(tmp_path)] == [0, 100, 200, 250]
-    assert history.read(tmp_path)[-1] == HistoryEntry(250, 2600, 2.6)
-    for line in ("{}", "[1]", '{"step": Infinity, "train_ms": 1, "bpb": 2}', '{"step": 3'):
-        (tmp_path / history.NAME).write_text(line + "\n")
-        with pytest.raises(DataError, match=r"history.jsonl is damaged from line 1 on"):
-            history.read(tmp_path)
-    history.truncate(tmp_path, 10)  # a damaged history does not stop the run
-    assert history.read(tmp_path) == []
 
 
 def test_a_resumed_run_has_the_validations_of_an_uninterrupted_run(tmp_path: Path) -> None:
@@ -271,19 +159,3 @@ def test_a_recipe_that_cannot_be_estimated_is_an_error_in_one_sentence(
 ) -> None:
     assert "did you mean sota" in estimate_json(capsys, "sotta")["error"]["message"]
     assert "no recipe.toml" in estimate_json(capsys, str(tmp_path))["error"]["message"]
-
-
-def test_smaller_micro_batches_need_more_micro_steps_and_less_memory() -> None:
-    """The FLOPs of a step do not change."""
-    recipe = tiny_recipe(iterations=10, accumulation=4, train_batch_tokens=256)
-    plain = load(recipe, 2, torch.float32, depth_recurrence=False)
-    loads = {}
-    for tokens in (32, 64, 128, 256):
-        train = dataclasses.replace(recipe.train, micro_batch_tokens=tokens)
-        loads[tokens] = load(dataclasses.replace(recipe, train=train), 2, torch.float32, depth_recurrence=False)
-    assert [loads[tokens].micro_steps for tokens in loads] == [4, 2, 1, 1]
-    assert loads[64] == plain
-    assert loads[128] == loads[256]
-    assert loads[128].flops == pytest.approx(plain.flops)
-    assert loads[32].flops == pytest.approx(plain.flops)
-    assert loads[32].cost.kept_bytes < plain.cost.kept_bytes < loads[128].cost.kept_bytes

@@ -3,22 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from birdie.cli import build_app
-from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.values import is_plain, parsed
-from birdie.lab.assignments import parse, typed, with_settings
+from birdie.lab.assignments import parse, with_settings
 from birdie.lab.sweeping import read_sweep
 
 
@@ -57,20 +52,6 @@ def test_a_text_that_is_no_such_value_is_refused(hint: Any, texts: list[str]) ->
     for text in texts:
         with pytest.raises(ConfigError):
             parsed(text, hint)
-
-
-@given(st.integers(-(2**62), 2**62).map(lambda thousandths: Decimal(thousandths).scaleb(-3)))
-def test_an_integer_is_exactly_the_number_that_was_written(number: Decimal) -> None:
-    try:
-        assert parsed(str(number), int) == number
-    except ConfigError:
-        assert number != number.to_integral_value()
-
-
-@given(st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1))
-def test_numbers_that_python_writes_are_read_back(real: float, integer: int) -> None:
-    assert parsed(repr(real), float) == real
-    assert parsed(str(integer), int) == integer
 
 
 def hints(kind: Any = Recipe, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -147,14 +128,6 @@ def test_no_door_rounds(door: Door, setting: str, value: str, tmp_path: Path, mo
     assert "\n" not in sentence
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("text", ["2000", "2e3", "2000.0"])
-def test_every_door_takes_an_integer_in_any_spelling(
-    door: Door, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert door("train.iterations", text, tmp_path, monkeypatch).train.iterations == 2000
-
-
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -170,22 +143,3 @@ def test_a_variable_that_is_no_number_is_named(variable: str, value: str, monkey
     with pytest.raises(ConfigError, match=variable) as error:
         load_recipe()
     assert repr(value) in str(error.value)
-
-
-def test_a_sweep_refuses_a_fraction_of_an_integer(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.toml"
-    path.write_text(SWEEP.format('"model.num_layers" = { choices = [3, 3.5] }'))
-    with pytest.raises(ConfigError, match=r"model.num_layers is 3.5"):
-        read_sweep(path)
-    assert typed({"num_layers": 3.0}, Recipe()) == {"model.num_layers": 3}
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [("sweep", "x.toml", "--trials", "2.5"), ("demo", "--seed", "0.5"), ("compress", "x", "-o", "y", "--bits", "four")],
-)
-def test_flags_of_other_commands_are_read_so(tokens: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(build_app, [*tokens, "--json"]) == 1
-    output = capsys.readouterr().out
-    assert repr(tokens[-1]) in output
-    assert tokens[-2] in output

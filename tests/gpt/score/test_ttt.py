@@ -19,14 +19,13 @@ from birdie.gpt.score.mode import Scoring
 from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.modes.ttt_multi_phase import MultiPhaseMode
 from birdie.gpt.score.modes.ttt_sgd import SGDMode, SGDSettings
-from birdie.gpt.score.sgd import SGDTrainer, contiguous_ranges, cosine, split_ranges, split_windows, train_on_ranges
-from birdie.gpt.score.ttt_documents import DocumentTrainer, RowAdamW, balanced_batches, document_queue
+from birdie.gpt.score.sgd import SGDTrainer, split_windows, train_on_ranges
+from birdie.gpt.score.ttt_documents import DocumentTrainer, RowAdamW, document_queue
 from birdie.gpt.score.window_losses import per_document, sliding
 from birdie.gpt.train.banks import make_banks
 from tests.device import DEVICE
 from tests.gpt.score.references import (
     BOS,
-    DOCUMENTS,
     LENGTH,
     TwoBytes,
     documents,
@@ -117,48 +116,11 @@ def test_frozen_blocks_stay_to_the_bit_in_banks_too(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-4)
 
 
-def test_every_technique_trains() -> None:
-    model, tokens = tiny_gpt(**ALL), documents()
-    plain, trained = (by_sgd(model, tokens, dataclasses.replace(SGD, lr=lr)) for lr in (0.0, 0.02))
-    assert np.array_equal(trained[:20], plain[:20])
-    assert not np.array_equal(trained[24:36], plain[24:36])
-
-
 def test_two_runs_agree_and_micro_batches_change_only_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (by_sgd(tiny_gpt(**SMEARED), documents()) for _ in range(2))
     assert one.tobytes() == two.tobytes()
     monkeypatch.setattr(sgd, "_MAX_TOKENS", {"cpu": LENGTH})
     np.testing.assert_allclose(by_sgd(tiny_gpt(**SMEARED), documents()), one, rtol=0, atol=1e-4)
-
-
-def test_training_on_ranges_takes_them_in_order_as_one_text() -> None:
-    """As between two phases: documents in any order, each target with the input before it."""
-    ledger, model = Ledger(60), tiny_gpt()
-    ledger.score(0, 60)
-    initial = weights(model)
-    trainer = train_on_ranges(model, documents(), [(31, 60), (0, 29)], SGD, ledger, length=LENGTH)
-    assert (trainer.tokens, ledger.learned) == (2 * 40, 2 * 40)  # two of three chunks, twice
-    assert not same_weights(model, initial)
-    trainer.restore()
-    assert same_weights(model, initial)
-
-
-@few
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6), st.integers(1, 30))
-def test_splitting_ranges_keeps_positions_and_order(pairs: list[tuple[int, int]], tokens: int) -> None:
-    ranges = [(first, first + count) for first, count in pairs]
-    positions = [i for span in ranges for i in range(*span)]
-    chunks = list(split_ranges(ranges, tokens))
-    assert [i for chunk in chunks for span in chunk for i in range(*span)] == positions
-    sizes = [sum(stop - first for first, stop in chunk) for chunk in chunks]
-    assert all(size == tokens for size in sizes[:-1])
-    neighbors = contiguous_ranges(np.array(positions, dtype=np.int64))
-    assert [i for span in neighbors for i in range(*span)] == positions
-
-
-def test_the_learning_rate_falls_from_one_to_zero() -> None:
-    assert [cosine(i, 5) for i in range(5)] == pytest.approx([1, 0.8535534, 0.5, 0.1464466, 0])
-    assert cosine(0, 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -223,27 +185,6 @@ def test_learning_rate_zero_scores_the_plain_model() -> None:
     np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_warm_a_continues_from_the_document_before_in_its_row() -> None:
-    """Equal in the first batch and different in the others; with B at zero A has no effect before the first step."""
-    model, tokens = tiny_gpt(), documents()
-    warm, cold = by_lora(model, tokens, dataclasses.replace(LORA, warm_a=True)), by_lora(model, tokens)
-    same, queue = np.isclose(warm, cold, rtol=1e-6, atol=1e-6), document_queue(tokens, BOS, LORA.batch_docs)
-    for number in range(2):
-        for begin, stop in zip(*queue.batch(number), strict=True):
-            assert same[begin : begin + LORA.chunk].all()
-            assert same[begin:stop].all() == (number == 0 or stop - begin <= LORA.chunk)
-
-
-def test_the_report_has_what_was_done() -> None:
-    tokens, queue = documents(), document_queue(documents(), BOS, LORA.batch_docs)
-    report = scored(tiny_gpt(), tokens, mode="ttt-lora", ttt_lora=LORA).report
-    assert report is not None
-    assert report.tokens == int(((queue.stops - queue.begins - 1) // LORA.chunk * LORA.chunk).sum())  # no last chunks
-    assert report.chunks == len(queue)
-    assert f" {len(DOCUMENTS)} documents, {report.steps} steps, {report.tokens} tokens" in report.diagnostics
-    assert "rms 0;" not in report.diagnostics
-
-
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 def test_steps_are_those_of_torch(beta1: float) -> None:
     settings = dataclasses.replace(LORA, beta1=beta1)
@@ -265,44 +206,6 @@ def test_steps_are_those_of_torch(beta1: float) -> None:
     for adamw, tensor in ((optimizer, one), (fresh, other)):
         adamw.step(1, slice(0, 3), [tensor], [gradient])
     torch.testing.assert_close(one, other)
-
-
-@few
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=80), st.integers(1, 9))
-def test_every_position_is_in_one_document_of_the_queue(drawn: list[int], size: int) -> None:
-    tokens = np.array(drawn, np.uint16)
-    queue = document_queue(tokens, BOS, size)
-    batches = (zip(*queue.batch(number), strict=True) for number in range(len(queue)))
-    positions = [position for batch in batches for document in batch for position in range(*document)]
-    assert sorted(positions) == list(range(len(tokens) - 1))
-    lengths = queue.stops - queue.begins
-    assert (lengths > 0).all()
-    assert (np.diff(lengths) <= 0).all()
-    for begin, stop in zip(queue.begins, queue.stops, strict=True):
-        assert begin == 0 or tokens[begin] == BOS
-        assert BOS not in tokens[begin + 1 : stop]
-        assert stop == len(tokens) - 1 or tokens[stop] == BOS
-
-
-@few
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 20), st.integers(0, 20))
-def test_the_cost_of_a_batch_is_the_inputs_of_its_passes(lengths: list[int], size: int, chunk: int, more: int) -> None:
-    tokens = np.concatenate([[BOS] + [2] * (n - 1) for n in lengths] + [[BOS]])
-    queue, context = document_queue(tokens, BOS, size), chunk + more
-    for number in range(len(queue)):
-        begins, stops = queue.batch(number)
-        expected = sum(min(first + chunk, context) for n in (stops - begins).tolist() for first in range(0, n, chunk))
-        assert queue.cost(number, chunk, context) == expected
-
-
-@few
-@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 9))
-def test_batches_are_shared_out_once_and_evenly(costs: list[int], size: int) -> None:
-    costs.sort(reverse=True)
-    shares = [balanced_batches(costs, rank, size) for rank in range(size)]
-    assert sorted(number for share in shares for number in share) == list(range(len(costs)))
-    loads = [sum(costs[number] for number in share) for share in shares]
-    assert max(loads) - min(loads) <= max(costs, default=0)
 
 
 def test_phases_are_score_train_score() -> None:
@@ -329,12 +232,6 @@ def test_phases_are_score_train_score() -> None:
     assert result.report is not None
     assert " 2 phases" in result.report.diagnostics
     assert result.report.tokens == accumulator.ledger.learned
-
-
-def test_phases_end_at_equal_shares_of_the_prefix() -> None:
-    assert MultiPhaseMode(prefix_docs=2500, phases=3).ends(50_000) == [833, 1666, 2500]
-    assert MultiPhaseMode(prefix_docs=2500, phases=3).ends(2) == [1, 2]
-    assert MultiPhaseMode(prefix_docs=1, phases=3).ends(9) == [1]
 
 
 def test_a_phase_on_unscored_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,10 @@
 """A bank changes the storage of matrices and nothing else: names, arithmetic and state dict stay those of the model."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.train.banks import Bank, make_banks
+from birdie.gpt.train.banks import make_banks
 from birdie.gpt.train.muon import Muon
 from birdie.gpt.train.optimizers import split_parameters
 from tests.tiny_run import LENGTH, OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings, tiny_training
@@ -19,13 +16,6 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def ids() -> torch.Tensor:
     return torch.arange(4 * LENGTH).view(4, LENGTH) % VOCAB
-
-
-def test_matrices_of_one_shape_share_a_bank_and_the_largest_comes_first() -> None:
-    """Both layers of the MLPs, queries and outputs, keys and values: the four banks of the records."""
-    shape = GPTConfig(vocab_size=40, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2, mlp_mult=3)
-    banks = make_banks(matrices(GPT(shape)))
-    assert [tuple(bank.shape) for bank in banks] == [(3, 96, 32), (3, 32, 96), (6, 32, 32), (6, 16, 32)]
 
 
 def test_every_matrix_is_a_slice_of_one_bank() -> None:
@@ -61,27 +51,6 @@ def test_gradients_arrive_in_the_bank() -> None:
         assert not bank.gradient.any()
 
 
-def test_gradients_that_a_caller_dropped_are_restored() -> None:
-    """`zero_grad(set_to_none=True)` of a module drops the views; autograd then creates new tensors."""
-    model = tiny_model()
-    banks = make_banks(matrices(model))
-    model.loss(ids(), ids().roll(1)).backward()
-    expected = [bank.gradient.clone() for bank in banks]
-    model.zero_grad(set_to_none=True)
-    model.loss(ids(), ids().roll(1)).backward()
-    assert all(torch.equal(bank.gradient, old) for bank, old in zip(banks, expected, strict=True))
-    model.zero_grad(set_to_none=True)
-    assert not any(bank.gradient.any() for bank in banks)
-
-
-def test_an_update_of_the_bank_is_an_update_of_the_model() -> None:
-    model = tiny_model()
-    bank = make_banks(matrices(model))[0]
-    with torch.no_grad():
-        bank.parameter.fill_(3.0)
-    assert all(bool((matrices(model)[name] == 3.0).all()) for name in bank.names)
-
-
 def test_training_with_banks_equals_training_without() -> None:
     """The loop of `fit` against a plain loop on the matrices without banks: all losses within 1e-5."""
     settings = tiny_settings(iterations=6, warmdown_iters=0)
@@ -111,18 +80,3 @@ def test_training_with_banks_equals_training_without() -> None:
         adam.step()
     assert curve[0] == pytest.approx(plain[0], abs=1e-6)
     assert curve == pytest.approx(plain, abs=1e-5)
-
-
-def test_a_copy_of_a_model_with_banks_is_independent() -> None:
-    model = tiny_model()
-    bank = make_banks(matrices(model))[0]
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        bank.parameter.zero_()
-    assert any(bool(matrices(other)[name].any()) for name in bank.names)
-
-
-def test_matrices_of_another_dtype_have_another_bank() -> None:
-    members = {"a": nn.Parameter(torch.ones(2, 3)), "b": nn.Parameter(torch.ones(2, 3, dtype=torch.float64))}
-    assert [bank.names for bank in make_banks(members)] == [("a",), ("b",)]
-    assert isinstance(make_banks({"c": nn.Parameter(torch.ones(2, 2))})[0], Bank)

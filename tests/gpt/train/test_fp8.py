@@ -1,8 +1,6 @@
 """Training in fp8: which layers torchao takes, what stays the float model's, and what the log says."""
 
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +9,9 @@ from torch import nn
 
 from birdie.errors import ConfigError
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.model.layers import Linear
-from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.train.fp8 import fits_fp8, fp8_supported, train_in_fp8
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat
-from tests.gpt.model.technique_table import blocks_of
 from tests.tiny_run import (
     CHUNK_TOKENS,
     TinyBatches,
@@ -26,14 +21,6 @@ from tests.tiny_run import (
 )
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed (extra gpu)")
-
-
-class Layer(nn.Module):
-    """A model of one layer in a block."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Linear(inputs, outputs)])
 
 
 def emulate(model: nn.Module) -> list[str]:
@@ -49,16 +36,6 @@ def test_matrices_of_blocks_whose_sizes_kernels_take_are_chosen() -> None:
     names = ("attn.c_q", "attn.proj", "mlp.fc", "mlp.proj")
     fitting = {f"blocks.{number}.{name}" for number in (0, 1) for name in names}
     assert chosen == fitting - {"blocks.1.mlp.fc", "blocks.1.mlp.proj"}  # quantization-aware training reads these
-
-
-@needs_torchao
-def test_parameters_stay_the_same_objects_under_the_same_names() -> None:
-    model = tiny_model()
-    parameters = dict(model.named_parameters())
-    assert emulate(model)[0].startswith("fp8: 18 matrices of the blocks, ")
-    assert list(dict(model.named_parameters())) == list(parameters)
-    assert all(p is parameters[name] for name, p in model.named_parameters())
-    assert type(blocks_of(model)[0].attn.c_q) is not Linear
 
 
 @needs_torchao
@@ -82,31 +59,6 @@ def test_it_learns_nearly_what_full_precision_learns(monkeypatch: pytest.MonkeyP
     assert sum(fp8[-10:]) == pytest.approx(sum(plain[-10:]), rel=0.01)
 
 
-@pytest.mark.nightly
-@needs_torchao
-def test_the_compiler_traces_one_graph() -> None:
-    layer, x = Layer(16, 16), torch.randn(16, 16)
-    emulate(layer)
-    compiled = torch.compile(layer.blocks[0], fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), layer.blocks[0](x))
-
-
-@needs_torchao
-@pytest.mark.parametrize("qat", [False, True])
-def test_a_model_without_a_matrix_that_fits_is_refused(qat: bool) -> None:
-    layer = Layer(64, 64) if qat else Layer(24, 32)
-    if qat:
-        Qat(bits=2).prepare(layer)
-    with pytest.raises(ConfigError, match="multiples of 16"):
-        emulate(layer)
-
-
-def test_without_torchao_an_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(ConfigError, match=r"pip install 'birdie-compress\[gpu\]'"):
-        emulate(Layer(16, 16))
-
-
 def start(lines: list[str] | None = None, **changes: Any) -> Training:
     model = tiny_model(num_layers=1, num_heads=2, num_kv_heads=1)
     short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS}
@@ -126,13 +78,6 @@ def test_where_it_is_not_supported_training_continues_without(monkeypatch: pytes
     assert fp8_supported(torch.device("cuda"), lines.append)
 
 
-def test_cuda_graphs_need_a_compiled_model_on_a_gpu() -> None:
-    lines: list[str] = []
-    run = start(lines, compile_mode="reduce-overhead")
-    assert lines == ["compile_mode reduce-overhead is not used: it needs torch.compile on CUDA"]
-    assert run.in_effect["compile_mode"] == "default"
-
-
 @pytest.mark.parametrize(
     ("change", "values"),
     [
@@ -143,11 +88,3 @@ def test_cuda_graphs_need_a_compiled_model_on_a_gpu() -> None:
 def test_settings_out_of_range_are_refused(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
-
-
-def test_the_variable_of_the_challenge_turns_it_on_and_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text("[train]\nfp8 = true\n")
-    assert load_recipe(tmp_path / "recipe.toml").train.fp8
-    for value in ("1", "0"):
-        monkeypatch.setenv("USE_FP8", value)
-        assert load_recipe(tmp_path / "recipe.toml").train.fp8 == (value == "1")

@@ -52,35 +52,11 @@ def test_every_parameter_moves_in_a_step(tied: bool) -> None:
     assert [name for name, p in model.named_parameters() if torch.equal(p, initial[name])] == []
 
 
-def test_a_multiplier_of_zero_moves_nothing() -> None:
-    model, ids = small(), torch.arange(40).view(2, 20)
-    initial = [p.detach().clone() for p in model.parameters()]
-    model.loss(ids, ids.roll(1)).backward()
-    optimizers_of(model).step(torch.zeros(()), at_rates(0.0), accept)
-    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), initial, strict=True))
-
-
-def test_the_learning_rate_of_the_embedding_depends_on_tying() -> None:
-    settings = OptimizerSettings(tied_embed_lr=0.1, embed_lr=0.2, head_lr=0.3, matrix_lr=0.4, scalar_lr=0.5)
-    assert optimizers_of(small(), settings).rates == {"matrices": 0.4, "embedding": 0.1, "scalars": 0.5}
-    untied = {"matrices": 0.4, "embedding": 0.2, "head": 0.3, "scalars": 0.5}
-    assert optimizers_of(small(tied=False), settings).rates == untied
-
-
 def test_an_undeclared_parameter_is_refused_by_name() -> None:
     model = small()
     model.extra = nn.Linear(32, 1)
     with pytest.raises(ConfigError, match=r"'extra.weight' of shape \(1, 32\) .* none"):
         split_parameters(model)
-
-
-def test_a_parameter_in_an_unknown_group_is_refused_by_name() -> None:
-    class Odd(nn.Linear):
-        def parameter_groups(self) -> dict[str, str]:
-            return {"weight": "vectors", "bias": "scalars"}
-
-    with pytest.raises(ConfigError, match=r"'weight' .* 'vectors'"):
-        split_parameters(Odd(2, 3))
 
 
 def test_a_model_without_declarations_has_its_matrices_embeddings_and_the_rest() -> None:
@@ -91,12 +67,6 @@ def test_a_model_without_declarations_has_its_matrices_embeddings_and_the_rest()
         "embedding": ["table.weight"],
         "scalars": ["layer.bias", "norm.weight", "norm.bias"],
     }
-
-
-def test_a_frozen_parameter_needs_no_group() -> None:
-    model = small()
-    model.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
-    assert "frozen" not in {name for members in split_parameters(model).values() for name in members}
 
 
 def test_state_round_trips() -> None:
@@ -143,27 +113,3 @@ def test_state_of_another_model_is_refused(key: str, value: torch.Tensor, values
 def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OptimizerSettings(**change)
-
-
-class Repeating(torch.autograd.Function):
-    """Gives its gradient in one tensor that every backward pass overwrites, as a CUDA graph does."""
-
-    memory = torch.zeros(3)
-
-    @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.sum()
-
-    @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return Repeating.memory.fill_(float(gradient)).view(3)
-
-
-def test_gradients_survive_the_graph_that_computed_them() -> None:
-    layer = nn.Module()
-    layer.gain = nn.Parameter(torch.zeros(3))
-    optimizers_of(layer).copy_gradients()
-    for factor in (1.0, 2.0):
-        torch.autograd.backward(Repeating.apply(layer.gain) * factor)
-    assert layer.gain.grad is not None
-    assert layer.gain.grad.tolist() == [3.0, 3.0, 3.0]

@@ -1,9 +1,7 @@
 """Sequence-length and batch-size schedules: every token once in every stage; warm-up visits all; resuming is exact."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,10 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.gpt.data.batches import Batches
-from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.train.plan import Plan, StepSize, warmup_fractions
+from birdie.gpt.train.plan import Plan, StepSize
 from birdie.gpt.train.training import Training
 from birdie.system.callbacks import no_message
 from birdie.system.distributed import World
@@ -70,12 +66,6 @@ def test_lengths_double_and_the_last_begins_at_its_fraction() -> None:
     assert plan_of().size(0) == StepSize(LENGTH, CHUNKS)
 
 
-def test_a_fraction_of_0_is_no_schedule() -> None:
-    schedule = plan_of(seq_len_start=4, seq_schedule_fraction=0)
-    assert schedule.size(0).length == LENGTH
-    assert schedule.changes == ()
-
-
 @given(
     start=st.integers(1, 12),
     times=st.integers(1, 12),
@@ -107,42 +97,6 @@ def test_sizes_only_grow_and_divide_evenly(
     assert set(sizes) <= visited
 
 
-@pytest.mark.parametrize("steps", range(1, 9))
-def test_without_changes_warm_up_is_half_early_and_half_late(steps: int) -> None:
-    assert warmup_fractions((), steps) == [float(2 * done > steps + 1) for done in range(1, steps + 1)]
-
-
-@given(st.lists(st.floats(0, 1), max_size=6), st.integers(1, 30))
-def test_warm_up_visits_every_change(changes: list[float], steps: int) -> None:
-    fractions = warmup_fractions(tuple(changes), steps)
-    assert fractions == sorted(fractions)
-    assert len(fractions) >= steps
-    assert set(changes) <= set(fractions) or not {*changes} - {0.0, 1.0}
-
-
-def test_a_step_keeps_its_tokens_and_their_order() -> None:
-    """Whatever the sequence length, inputs and targets are the same, in the same order."""
-    plain, scheduled = RecordingGPT(), RecordingGPT()
-    for model, changes in ((plain, {}), (scheduled, SCHEDULED)):
-        for step in start(model, iterations=6, **changes):
-            assert step.tokens == STEP_TOKENS
-    assert {shape for shape, _ in scheduled.shapes()} == {(8, 4), (4, 8), (2, 16)}
-    for (ids, targets, _), (same_ids, same_targets, _) in zip(plain.calls, scheduled.calls, strict=True):
-        assert torch.equal(ids.flatten(), same_ids.flatten())
-        assert torch.equal(targets.flatten(), same_targets.flatten())
-
-
-def test_full_sizes_are_the_plain_run() -> None:
-    plain = [step.loss for step in start(iterations=2)]
-    full = start(iterations=2, seq_len_start=LENGTH, batch_tokens_start=STEP_TOKENS)
-    assert [step.loss for step in full] == plain
-
-
-def test_batches_double() -> None:
-    tokens = [step.tokens for step in start(batch_tokens_start=STEP_TOKENS // 4, batch_schedule_fraction=0.5)]
-    assert tokens == [STEP_TOKENS // 4] * 3 + [STEP_TOKENS // 2] * 3 + [STEP_TOKENS] * 6
-
-
 def test_warm_up_runs_every_graph_of_the_run() -> None:
     """All shapes, with depth recurrence and without, although the settings ask for one step."""
     model = RecordingGPT(num_loops=1, loop_start=1, loop_end=1, enable_looping_at=0.4)
@@ -163,33 +117,6 @@ def test_warm_up_runs_every_graph_of_the_run() -> None:
     ]
 
 
-def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
-    """The first timed step finds its batches loaded, and they are those of a run without warm-up."""
-    write_shard(tmp_path / "a_train_0.bin", np.random.default_rng(0).integers(0, VOCAB, 3000, dtype=np.uint16))
-    settings = tiny_settings(warmup_steps=3, iterations=2)
-
-    def loader() -> Batches:
-        return Batches([tmp_path / "a_train_0.bin"], batch_tokens=STEP_TOKENS, seq_len=LENGTH, accumulation=CHUNKS)
-
-    batches, indices = loader(), list[int]()
-    run = tiny_training(tiny_model(), batches, settings)
-    make = batches._make
-    batches._make = lambda index: indices.append(index) or make(index)  # type: ignore[assignment]  # a lambda
-    run.warm_up()
-    ahead = batches._prefetcher
-    assert ahead is not None
-    assert ahead._queue.full()
-    restart = len(indices) - 1 - indices[::-1].index(0)
-    assert indices[restart : restart + 2] == [0, 1]
-    assert batches.state_dict() == {"spans": 0}
-    losses = [step.loss for step in run]
-    batches.close()
-    plain = loader()
-    cold = tiny_training(tiny_model(), plain, tiny_settings(warmup_steps=0, iterations=2))
-    assert [step.loss for step in cold] == losses
-    plain.close()
-
-
 @pytest.mark.parametrize(
     ("change", "values"),
     [
@@ -205,8 +132,3 @@ def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
-
-
-def test_ranks_must_divide_the_chunks_of_the_first_steps() -> None:
-    with pytest.raises(ConfigError, match=r"batch_tokens_start 32 .* 2 ranks .* 64"):
-        Plan(tiny_settings(batch_tokens_start=32), OPTIMIZERS, ranks=2)
