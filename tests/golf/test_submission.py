@@ -1,9 +1,7 @@
 """A submission folder: one run a seed, resumable, honest about its bytes, complete or not there at all."""
 
 import dataclasses
-import errno
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +11,15 @@ import pytest
 
 from birdie.cli import build_app
 from birdie.cli.console import run as run_command
-from birdie.errors import BudgetError, ConfigError, DataError, OutputError, WeightsError
+from birdie.errors import BudgetError, ConfigError, DataError, OutputError
 from birdie.golf import submission
 from birdie.golf.audit.folder_audit import audit
 from birdie.golf.audit.rules import RULES
-from birdie.golf.packed_script import Kind, PackedScript, changed_settings, pack
+from birdie.golf.packed_script import Kind, PackedScript, pack
 from birdie.golf.submission import Submission, SubmissionAbout, submit
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
-from birdie.lab.run_ledger import find_runs, read_run
+from birdie.lab.run_ledger import read_run
 from tests.golf.scripts import start
 from tests.gpt.run.test_run_folder import tiny_recipe
 
@@ -100,11 +98,6 @@ def test_a_folder_has_all_seeds_and_the_median_artifact(make: Submit, tmp_path: 
     assert done.folder_bytes == sum(path.stat().st_size for path in folder.iterdir())
 
 
-def test_settings_of_the_environment_are_in_the_script_alone(make: Submit, tmp_path: Path) -> None:
-    make()
-    assert "ITERATIONS=None" in (tmp_path / "sub" / "train_seed1.log").read_text()
-
-
 def test_a_tokenizer_ships_beside_the_script(make: Submit, tmp_path: Path) -> None:
     (tmp_path / "my.model").write_bytes(b"pieces")
     packed: list[Recipe] = []
@@ -150,42 +143,6 @@ def test_ctrl_c_reaches_the_run_and_the_next_call_begins_it_again(make: Submit, 
     assert len((tmp_path / "sub" / "train_seed3.log").read_text().splitlines()) == 1
 
 
-def test_a_run_that_fails_is_one_sentence(make: Submit, tmp_path: Path) -> None:
-    (tmp_path / "sub.work").mkdir()
-    (tmp_path / "sub.work" / "work.json").touch()
-    (tmp_path / "sub.work" / "fail").touch()
-    with pytest.raises(ConfigError, match="seed 3 did not finish: no space left on device; the same command"):
-        make()
-    assert not (tmp_path / "sub").exists()
-    (tmp_path / "sub.work" / "fail").unlink()
-    make(dataclasses.replace(RECIPE, device="cpu"))  # nothing had been trained, so settings may change
-
-
-def test_a_full_disk_leaves_the_folder_as_it_was(make: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(seeds=(1,))
-    names = files(tmp_path / "sub")
-    real = shutil.copyfile
-
-    def full(source: Path, target: Path) -> None:
-        if target.name == "train_seed2.log":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(source, target)
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(OutputError, match="no space left on device; nothing was changed"):
-        make(seeds=(1, 2))
-    assert files(tmp_path / "sub") == names
-    assert files(tmp_path) == {"sub", "sub.work"}
-
-
-def test_other_settings_are_refused_by_name(make: Submit) -> None:
-    make(seeds=(1,))
-    with pytest.raises(ConfigError, match=r"recipe\.device is 'cpu' and was 'auto'.*--from"):
-        make(dataclasses.replace(RECIPE, device="cpu"), seeds=(1,))
-    with pytest.raises(ConfigError, match=r"cap is 50000 and was 16000000"):
-        make(seeds=(1,), cap=50_000)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -205,13 +162,6 @@ def test_bad_input_writes_nothing(
     assert not (tmp_path / "sub").exists()
 
 
-def test_scipy_is_asked_for_before_training(make: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="pip install scipy"):
-        make(baseline=["2.0"])
-    assert not (tmp_path / "sub.work").exists()
-
-
 def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "thesis.txt").write_text("years")
@@ -219,24 +169,6 @@ def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path) -> 
         make(overwrite=False)
     assert not (tmp_path / "sub.work").exists()
     assert files(tmp_path / "sub") == {"thesis.txt"}
-
-
-def test_runs_must_differ_in_the_seed_alone(make: Submit, tmp_path: Path) -> None:
-    for seed, steps in ((1, 5), (2, 5), (3, 6)):
-        run = tmp_path / "runs" / f"seed{seed}"
-        run.mkdir(parents=True)
-        (run / "recipe.toml").write_text(f"[train]\nseed = {seed}\niterations = {steps}\n")
-    with pytest.raises(WeightsError, match=r"seed1 has no float weights .* the run is begun"):
-        make(runs=list(find_runs(tmp_path / "runs")))
-    for run in (tmp_path / "runs").iterdir():
-        (run / "float.safetensors").touch()
-    with pytest.raises(ConfigError, match=r"train\.iterations is 5 in .*seed1 and 6 in .*seed3"):
-        make(runs=list(find_runs(tmp_path / "runs")))
-    shutil.rmtree(tmp_path / "runs" / "seed3")
-    with pytest.raises(ConfigError, match=r"train\.iterations is 20000, and the runs were trained with 5"):
-        make(runs=list(find_runs(tmp_path / "runs")))
-    with pytest.raises(DataError, match="holds no runs"):
-        list(find_runs(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(
@@ -277,29 +209,6 @@ def test_finished_runs_are_exported_again(make: Submit, tmp_path: Path) -> None:
     assert done.chosen.seed == 1337
     assert "RESTORE=1" in log
     assert "float.safetensors" in log
-    assert not (tmp_path / "run" / "model.birdie").exists()
-
-
-@pytest.mark.nightly
-def test_the_script_exports_finished_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script is not packed, as its kernels would be compiled; it does what a packed one does."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "a.py").write_text("x = 1\n")
-    recipe = tiny_recipe(tmp_path / "data")
-    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4", effort="fast"))
-    script = (
-        f"from pathlib import Path; from birdie.golf.script_main import main\n"
-        f"main(Path(__file__), Path({str(tmp_path / 'modules')!r}), {changed_settings(other)!r}, '')"
-    ).encode()
-    monkeypatch.setattr(submission, "pack", lambda *_: PackedScript(script, {}, (), True))
-    list(Run(recipe, tmp_path / "run").train())
-    done = submit(other, tmp_path / "sub", runs=[read_run(tmp_path / "run")])
-    kept = json.loads((tmp_path / "sub.work" / "runs" / "train_seed1337" / "summary.json").read_text())
-    assert (done.chosen.steps, done.chosen.code_bytes) == (9, len(script))
-    assert done.chosen.val_bpb == kept["evaluation"]["bpb"] != kept["bpb_float"]
-    log = (tmp_path / "sub" / "train_seed1337.log").read_text().splitlines()
-    assert any(line.startswith("step:9/9 val_loss:") for line in log)
-    assert "x = 1" in log
     assert not (tmp_path / "run" / "model.birdie").exists()
 
 

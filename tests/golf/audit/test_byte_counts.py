@@ -1,4 +1,4 @@
-"""Byte accounting against text: right tables pass, each known mistake is caught by its name and with its size."""
+"""Wrong counts of bytes and documents of both splits are found."""
 
 import random
 from functools import cache
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.errors import DataError
 from birdie.golf.audit.byte_counts import (
     BYTE,
     CONTROL,
@@ -21,17 +20,16 @@ from birdie.golf.audit.byte_counts import (
     check_counts,
     check_table,
     pieces_of,
-    table_mistakes,
 )
+from birdie.golf.audit.overlap import MIN_TOKENS, check_overlap, copies
 from birdie.gpt.data.byte_accounting import ByteTable
-from birdie.gpt.data.shards import read_shard
+from birdie.gpt.data.shards import write_shard
 from birdie.gpt.data.tokenizer import (
     SPACE,
     ByteTokenizer,
     CaseOpsTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
-    load_tokenizer,
     train_caseops,
     train_sentencepiece,
 )
@@ -53,11 +51,6 @@ def bpe() -> SentencePieceTokenizer:
 @cache
 def capitals() -> CaseOpsTokenizer:
     return train_caseops(words(60), 420)
-
-
-@cache
-def spaceless() -> SentencePieceTokenizer:
-    return train_sentencepiece(["abcdefg hijk".replace(" ", "")] * 50, 280)
 
 
 def stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
@@ -137,20 +130,6 @@ def test_a_wrong_table_is_found_by_exactly_its_error_on_a_stream(kind: str, seed
     assert f"({count - true:+,}, " in finding.evidence
 
 
-def test_the_pieces_at_fault_are_named_and_a_stream_cut_within_a_character_is_right() -> None:
-    tokenizer = bpe()
-    tokens = stream(tokenizer, ["é", "😀 abc 😀"])
-    for cut in range(4):
-        assert check_counts(tokenizer, tokens[: len(tokens) - cut]).result == "pass", cut
-    finding = check_counts(
-        tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "literal byte names")
-    )
-    assert "+40 by byte pieces ('<0x" in finding.evidence
-    assert "word-initial" not in finding.evidence
-    finding = check_counts(tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "controls"))
-    assert "+6 by control pieces ('<s>')" in finding.evidence
-
-
 @pytest.mark.parametrize("make", [ByteTokenizer, bpe, capitals])
 def test_a_right_table_and_count_pass_and_errors_that_cancel_do_not(make: type[Tokenizer]) -> None:
     tokenizer = make()
@@ -168,57 +147,42 @@ def test_a_right_table_and_count_pass_and_errors_that_cancel_do_not(make: type[T
     assert "2 of 7 documents differ, document 2 first" in finding.evidence
 
 
-def test_a_vocabulary_without_a_lone_space() -> None:
-    """parameter-golf#897: a space becomes three byte pieces, each of which counts as a byte."""
-    tokenizer = spaceless()
-    assert not pieces_of(tokenizer).has_lone_space
-    tokens = stream(tokenizer, ["abc def ghi"])
-    finding = check_counts(tokenizer, tokens)
-    assert finding.result == "fail"
-    assert "15 bytes and the decoded text has 11 (+4" in finding.evidence
-    assert "no piece for a lone space" in finding.evidence
-    size = tokenizer.vocab_size
-    table = ByteTable(np.zeros(size, np.int16), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
-    assert any("no piece for a lone space" in mistake for mistake in table_mistakes(table, tokenizer))
+BOS = 1
+DOCUMENTS = st.lists(st.lists(st.integers(2, 9), min_size=0, max_size=40), min_size=1, max_size=12)
 
 
-class Lowering(SentencePieceTokenizer):
-    """A tokenizer that loses capitals, and counts what is left."""
-
-    def encode_batch(self, texts: object, threads: int = 1) -> list[np.ndarray]:
-        return super().encode_batch([text.lower() for text in texts], threads)  # type: ignore[attr-defined]
-
-
-def test_a_normalization_that_loses_text() -> None:
-    tokenizer = Lowering(bpe().model_bytes)
-    (mistake,) = table_mistakes(tokenizer.byte_table(), tokenizer)
-    assert "normalization loses text" in mistake
-    assert "Hello WORLD" in mistake
+def shards(folder: Path, name: str, documents: list[list[int]], size: int) -> list[Path]:
+    """Write `documents` with BOS as shards of `size` tokens, in order."""
+    tokens = np.concatenate([np.array([BOS, *document]) for document in documents])
+    paths = []
+    for start in range(0, len(tokens), size):
+        paths.append(folder / f"x_{name}_{start // size:06d}.bin")
+        write_shard(paths[-1], tokens[start : start + size])
+    return paths
 
 
-def test_a_table_that_is_too_short() -> None:
-    table = bpe().byte_table()
-    short = ByteTable(table.base_bytes[:9], table.has_leading_space[:9], table.is_boundary[:9])
-    with pytest.raises(DataError, match="9 rows"):
-        table_mistakes(short, bpe())
+@settings(deadline=None, max_examples=25)
+@given(DOCUMENTS, DOCUMENTS, st.sets(st.integers(0, 11)), st.integers(5, 90))
+def test_copies_are_found_wherever_shards_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, val: list[list[int]], train: list[list[int]], copied: set[int], size: int
+) -> None:
+    folder = tmp_path_factory.mktemp("overlap")
+    train = [*train, *(val[i] for i in copied if i < len(val))]
+    long_val = {tuple(document) for document in val if len(document) >= MIN_TOKENS}
+    result = copies(shards(folder, "train", train, size), shards(folder, "val", val, size + 3), BOS)
+    assert result.val == len(long_val)
+    assert result.copied == len(long_val & {tuple(document) for document in train})
+    assert result.train == sum(bool(document) for document in train)
 
 
-@pytest.mark.nightly
-def test_real_shards_are_right(shared_data: Path) -> None:
-    for shard, model in (
-        ("fineweb_val_head_sp1024.bin", "fineweb_1024_bpe.model"),
-        ("fineweb_train_000000_smoke_sp4096.bin", "fineweb_4096_bpe.coder2011.model"),
-    ):
-        tokenizer = load_tokenizer(shared_data / "tokenizers" / model)
-        tokens = read_shard(shared_data / "text" / "fineweb" / shard)
-        assert check_counts(tokenizer, tokens).result == "pass"
-        assert check_table(tokenizer.byte_table(), tokenizer)[0].result == "pass"
-
-
-def test_a_space_counted_twice_in_real_text(shared_data: Path) -> None:
-    """The error of parameter-golf#1545 was estimated at 15 to 20 %."""
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / "fineweb_1024_bpe.model")
-    tokens = read_shard(shared_data / "text" / "fineweb" / "fineweb_val_head_sp1024.bin")
-    table = changed(tokenizer.byte_table(), pieces_of(tokenizer), "space twice")
-    finding = check_counts(tokenizer, tokens, table)
-    assert (finding.result, "+16.72%" in finding.evidence) == ("fail", True)
+def test_one_copy_among_few_documents_fails_and_among_many_is_unknown(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    many = [[draw.randrange(2, 60_000) for _ in range(MIN_TOKENS)] for _ in range(1100)]
+    train = shards(tmp_path, "train", [many[7], [5] * 30], 1000)
+    assert check_overlap(train, shards(tmp_path, "few", many[:20], 1000), BOS).result == "fail"
+    assert check_overlap(train, shards(tmp_path, "val", many, 1000), BOS).result == "unknown"
+    clean = check_overlap(train, shards(tmp_path, "other", many[8:20], 1000), BOS)
+    assert clean.result == "pass"
+    assert "none of 12 validation documents is among 2 training documents in 1 shard" in clean.evidence
+    stream = check_overlap(train, np.array([BOS, *many[7]], np.uint16), BOS)
+    assert "document 1 of the training text, in x_train_000000.bin" in stream.evidence
