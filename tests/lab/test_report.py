@@ -7,6 +7,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -220,3 +221,13 @@ def test_nothing_is_clipped_in_a_browser(width: int, runs: Path, tmp_path: Path)
     assert match, dom[-2000:]
     assert int(match[1]) > 100
     assert match[2] == ""
+
+
+def test_only_a_stream_that_context_mixing_codes_has_its_probabilities(tmp_path: Path) -> None:
+    state = {"w": torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).mul(5).round()}
+    for effort in ("fast", "max"):
+        birdie.save(state, tmp_path / effort, scheme="int5", effort=effort)
+    (static,), (mixed,) = (sizes_of(tmp_path / effort).histograms for effort in ("fast", "max"))
+    assert static.probabilities is None
+    assert mixed.probabilities is not None
+    assert np.abs(mixed.probabilities - mixed.shares).max() < 0.05

@@ -8,7 +8,7 @@ from scipy import stats
 
 from birdie.errors import ConfigError
 from birdie.lab.run_ledger import find_runs_and_logs
-from birdie.lab.selection import group, select
+from birdie.lab.selection import group, select, sort
 from birdie.lab.significance import compare
 from tests.lab.run_folders import write_run
 
@@ -118,3 +118,9 @@ def test_equal_values_are_never_significant_and_clearly_lower_ones_are() -> None
 def test_comparison_without_scores_is_refused(ours: list[float], theirs: list[float]) -> None:
     with pytest.raises(ConfigError):
         compare(ours, theirs)
+
+
+def test_runs_without_the_value_are_sorted_to_the_end(root: Path) -> None:
+    names = [record.name for record in sort(find_runs_and_logs(root), "bpb_artifact")]
+    assert names == ["n2", "n0", "o2", "o0", "n1", "o1", "last"]
+    assert [record.name for record in sort(find_runs_and_logs(root), "num_layers")][-1] == "last"

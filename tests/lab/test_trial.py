@@ -10,7 +10,7 @@ import pytest
 
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.errors import ConfigError, DataError
+from birdie.errors import BirdieError, ConfigError, DataError
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab.experiment import Experiment
@@ -235,3 +235,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data,) = (root / "datasets").iterdir()
     (root / "tiny.toml").write_text(TINY.format(data=data))
     return root / "tiny.toml"
+
+
+def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (1, ['{"error": {"message": "no shards"}}']))
+    with pytest.raises(BirdieError, match="no shards"):
+        Experiment(tmp_path).run(small_recipe(), "run")
+    (tmp_path / "runs" / "run" / "stderr.txt").write_text("Traceback\nValueError: odd\n")
+    monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (1, []))
+    with pytest.raises(BirdieError, match="odd"):
+        Experiment(tmp_path).run(small_recipe(), "run")
+    monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (-9, []))
+    with pytest.raises(BirdieError, match="SIGKILL"):
+        Experiment(tmp_path).run(small_recipe(), "run")
+
+
+def test_an_edited_incumbent_and_a_variable_of_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = lab.recipe_path.read_text()
+    lab.recipe_path.write_text(text.replace("iterations = 40", "iterations = 30"))
+    assert lab.incumbent().train.iterations == 30
+    monkeypatch.setenv("MATRIX_LR", "0.5")
+    with pytest.raises(ConfigError, match=r"optimizer\.matrix_lr"):
+        lab.incumbent()

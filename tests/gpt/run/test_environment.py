@@ -245,3 +245,40 @@ def test_variables_override_the_file_and_flags_override_variables(
     assert (model.attn_gate, model.smear, model.value_embed_layers) == ("none", "fixed", (2,))
     model = resolved(monkeypatch, "SMEAR_GATE_ENABLED=1", file, "--model.attn-gate", "dense").model
     assert (model.attn_gate, model.smear) == ("dense", "gated")
+
+
+@pytest.mark.parametrize(
+    ("command", "alone", "on_sgd", "on_phased"),
+    [
+        ("TTT_ENABLED=1", "ttt-sgd", "ttt-sgd", "ttt-multi-phase"),
+        ("TTT_ENABLED=0", "windows", "windows", "windows"),
+        ("TTT_LR=0.1 TTT_LORA_RANK=8", "windows", "ttt-sgd", "ttt-multi-phase"),
+        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
+        ("TTT_ENABLED=1 TTT_K_LORA=0", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
+        ("PHASED_TTT_ENABLED=1", "ttt-multi-phase", "ttt-multi-phase", "ttt-multi-phase"),
+        ("PHASED_TTT_ENABLED=0", "windows", "ttt-sgd", "ttt-lora"),
+        ("TTT_ENABLED=1 PHASED_TTT_ENABLED=0 TTT_CHUNK_SIZE=48", "ttt-lora", "ttt-lora", "ttt-lora"),
+        ("TTT_ENABLED=0 PHASED_TTT_ENABLED=1", "windows", "windows", "windows"),
+    ],
+)
+def test_variables_select_the_mode_of_test_time_training(
+    command: str, alone: str, on_sgd: str, on_phased: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "recipe.toml"
+    for in_file, expected in (("windows", alone), ("ttt-sgd", on_sgd), ("ttt-multi-phase", on_phased)):
+        file.write_text(f'[evaluation]\nmode = "{in_file}"\n')
+        with monkeypatch.context() as fresh:
+            assert resolved(fresh, command, file).evaluation.mode == expected, in_file
+
+
+def test_switches_select_the_parts_that_lora_adapts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('[evaluation.ttt_lora]\nparts = ["q", "head"]\n')
+    for command, path, expected in (
+        ("TTT_Q_LORA=0 TTT_V_LORA=0", None, ("k", "o", "mlp", "head")),
+        ("TTT_K_LORA=1 TTT_Q_LORA=0", file, ("k", "head")),
+        ("TTT_WARM_START_A=1", file, ("q", "head")),
+    ):
+        with monkeypatch.context() as fresh:
+            assert resolved(fresh, command, path).evaluation.ttt_lora.parts == expected
+    assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").evaluation.ttt_lora.warm_a

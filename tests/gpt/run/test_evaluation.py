@@ -152,3 +152,13 @@ def test_the_result_names_mode_method_and_settings(file: Path) -> None:
     assert "temperature 0.9" in warm.method
     assert "ttt_lora" not in warm.settings_in_effect
     assert warm.diagnostics == ""
+
+
+def test_an_artifact_with_unknown_settings_of_evaluation_is_scored_by_the_defaults(
+    file: Path, data: Path, tmp_path: Path
+) -> None:
+    """Settings of another version, or of a mode that is not registered."""
+    for changes, name in (({"evaluation": {"mode": "mine"}}, "mine"), ({"sgd": {"lr": 0.1}}, "sgd")):
+        result = scored(save(recipe_of(data), tmp_path / "model.birdie", **changes))
+        assert result.score.bpb == scored(file).score.bpb
+        assert name in result.warnings[-1]

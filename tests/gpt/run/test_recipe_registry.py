@@ -195,3 +195,10 @@ def test_flags_override_the_preset_and_the_preset_overrides_the_recipe_if_there_
     answer = run_json(capsys, "train", *recipe, "--folder", tmp_path / "run", *flags)
     assert answer["steps"] == 2
     assert find(str(tmp_path / "run" / "recipe.toml")).recipe().model.model_dim == 64
+
+
+def test_the_output_of_show_is_a_recipe_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["recipe", "show", "sota"])
+    (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
+    assert load_recipe(tmp_path / "shown.toml") == find("sota").recipe()

@@ -345,3 +345,26 @@ def test_a_run_that_goes_on_with_other_settings_says_so_for_good(recipe: Recipe,
         (6, "optimizer.matrix_lr", recipe.optimizer.matrix_lr),
         (6, "qat.bits", 6),
     ]
+
+
+def test_weights_of_another_model_are_refused(recipe: Recipe, finished: Path) -> None:
+    wider = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, model_dim=64))
+    with pytest.raises(WeightsError, match="another model"):
+        load_float(finished, GPT(wider.model))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_run_without_its_float_weights_cannot_be_restored(recipe: Recipe, tmp_path: Path, damaged: bool) -> None:
+    if damaged:
+        (tmp_path / "float.safetensors").write_bytes(bytes(40))
+    with pytest.raises(WeightsError, match=r"float\.safetensors"):
+        load_float(tmp_path, GPT(recipe.model))
+
+
+def test_a_replaced_run_is_not_resumed(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path, [], stop_after=6)
+    replacing = Run(recipe, tmp_path, replace=True)
+    begun = replacing.train()
+    assert next(event for event in begun if isinstance(event, Started)).resumed_at == 0
+    begun.close()
+    assert checkpoint_paths(tmp_path / "checkpoints") == []
