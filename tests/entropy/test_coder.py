@@ -4,8 +4,10 @@ decoder, pinned bytes, the same values from any number of threads, and errors in
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,6 +157,13 @@ def digest(values: Integers) -> str:
     return hashlib.sha256(values.astype("<i4").tobytes()).hexdigest()
 
 
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_the_order_in_memory_does_not_matter(effort: Effort) -> None:
+    for name in ("static row classes", "mixed rows", "static split"):
+        values = FEATURES[name].values
+        assert coder.encode(values, effort=effort) == coder.encode(np.asfortranarray(values), effort=effort)
+
+
 def hash_of_encoded() -> str:
     hashed = hashlib.sha256(mixed.encode(near_copies(900, 300), (1, 1)) or b"")
     for feature in FEATURES:
@@ -182,6 +191,13 @@ def test_chunks_decode_alike_on_one_thread_and_on_two(effort: Effort, monkeypatc
     one, two = (decoded(coded, values, dtype=np.int8, threads=threads) for threads in (1, 2))
     assert (one == values).all()
     assert one.tobytes() == two.tobytes()
+
+
+def test_constants_take_no_bytes_and_noise_no_more_than_its_own() -> None:
+    assert coder.encode(np.zeros((1000, 1000), np.int8)).payload == b""
+    assert coder.encode(np.zeros((0, 7), np.int8)).payload == b""
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300))
+    assert len(coder.encode(noise, Hints("mantissa")).payload) == noise.size
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
@@ -248,3 +264,9 @@ def test_errors_name_the_wrong_argument() -> None:
         coder.decode(99, b"", 1, 1)
     with pytest.raises(ArtifactError, match="int8"):
         decoded(coder.encode(np.array([[1, 300]])), np.zeros((1, 2), np.int32), dtype=np.int8)
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    text = (Path(coder.__file__).parent / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})

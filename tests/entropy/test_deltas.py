@@ -85,6 +85,11 @@ def test_a_step_of_an_optimizer_takes_fewer_bytes_than_xor(dtype: torch.dtype, s
     assert len(deltas.encode(words, base, fmt)) < share * alone
 
 
+def test_smaller_steps_take_fewer_bytes() -> None:
+    sizes = [len(deltas.encode(*stepped(torch.bfloat16, rate), "bfloat16")) for rate in (1e-5, 1e-4, 1e-3)]
+    assert sizes == sorted(sizes)
+
+
 @pytest.mark.parametrize("position", [0, 3, 20, -1])
 def test_damaged_bytes_are_an_error_or_other_words(position: int) -> None:
     words, base = near(3, 20, 20, "float32", 1000, 0.5)

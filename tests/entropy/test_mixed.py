@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from birdie.entropy import mixed, prediction
+from birdie.entropy import mixed, prediction, static
 from tests.reference.streams import near_copies, smooth_kernels
 
 Integers = NDArray[np.integer]
@@ -31,6 +31,22 @@ def test_a_tall_array_may_begin_with_many_equal_values() -> None:
     values = np.zeros((2048, 16), np.int32)
     values[-64:] = rounded(3.0, 64, 16)[0]
     assert cost(values) < 1.2 * cost(values[-64:]) + 64
+
+
+@pytest.mark.parametrize("scale", [1.5, 40.0])
+def test_a_gaussian_costs_its_entropy(scale: float) -> None:
+    values, entropy = rounded(scale, 384, 256)
+    assert cost(values) < 1.01 * entropy
+
+
+def test_scales_of_rows_and_columns_are_learned() -> None:
+    """Static tables know classes of rows; learning both scales beats them and comes near the entropy."""
+    rng = np.random.default_rng(5)
+    scales = 6 * np.exp(0.5 * rng.normal(size=(256, 1)) + 0.5 * rng.normal(size=256))
+    values, entropy = rounded(scales, 256, 256)
+    coded = cost(values)
+    assert coded < 0.97 * len(static.encode(values, (1, 1)))
+    assert coded < 1.03 * entropy
 
 
 @pytest.mark.parametrize(("values", "kernel"), [(near_copies(), (1, 1)), (smooth_kernels(), (3, 3))])

@@ -47,6 +47,13 @@ def test_impossible_lengths_are_refused() -> None:
             numbers.decode(damaged, rows, 3, INT32, 1)
 
 
+@pytest.mark.parametrize("value", [-129, 128])
+def test_values_beyond_the_dtype_are_refused(value: int) -> None:
+    payload = numbers.encode(np.array([[0, value]]))
+    with pytest.raises(ArtifactError, match=rf"{value}\b.*int8"):
+        numbers.decode(payload, 1, 2, np.dtype(np.int8), 1)
+
+
 def cursor(data: bytes, fields_left: int = 10) -> Cursor:
     return Cursor(data, "a test", fields_left)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from birdie.entropy import prediction
+from birdie.entropy import mixed, prediction, static
 from birdie.entropy.prediction import MAX_KERNEL, MAX_WEIGHT, REFERENCES, Prediction, RowPrediction, TapPrediction
 from birdie.entropy.side_information import SideReader, SideWriter
 from birdie.errors import ArtifactError
@@ -43,6 +43,17 @@ def cases(draw: st.DrawFn) -> tuple[Symbols, Prediction, int, int]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     symbols = rng.integers(0, size, (rows, columns)).astype(np.uint16)
     return symbols, draw(predictions(rows)), draw(st.integers(0, size - 1)), size
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases())
+def test_adding_undoes_subtracting(case: tuple[Symbols, Prediction, int, int]) -> None:
+    symbols, predictor, zero, size = case
+    original = symbols.copy()
+    residuals = predictor.subtract(symbols, zero, size)
+    assert (symbols == original).all()
+    assert int(residuals.max()) < size
+    assert (predictor.add(residuals, zero, size) == symbols).all()
 
 
 @settings(max_examples=50, deadline=None)
@@ -124,3 +135,13 @@ def test_structure_is_found_and_its_residuals_are_narrower(
     (predictor,) = prediction.candidates(symbols, zero, kernel)
     residuals = predictor.subtract(symbols, zero, size).astype(np.int64) - size // 2
     assert float(np.abs(residuals).mean()) < 0.5 * float(np.abs(values).mean())
+
+
+def test_noise_costs_no_more_for_seeming_predictable(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(-15, 16, (24, 108))
+    for encode in (mixed.encode, static.encode):
+        searched = [len(encode(noise, kernel) or b"") for kernel in ((3, 3), (1, 1))]
+        with monkeypatch.context() as patch:
+            patch.setattr(prediction, "candidates", lambda *_: [])
+            plain = len(encode(noise, (1, 1)) or b"")
+        assert max(searched) <= plain + 4

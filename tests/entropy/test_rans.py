@@ -128,6 +128,14 @@ def test_any_symbols_come_back_from_both_decoders(case: Case) -> None:
     assert symbols == case.symbols.ravel().tolist()
 
 
+@pytest.mark.parametrize("states", [1, 8])
+@pytest.mark.parametrize("precision", [12, rans.MAX_PRECISION])
+def test_symbols_cost_what_their_frequencies_promise(precision: int, states: int) -> None:
+    """Four initial states, and at most half a percent for the rounding of states."""
+    case = any_case(200, 200, 60, precision, states, 0)
+    assert 8 * len(case.encode()) < 1.005 * case.bits + 4 * (48 if case.paired else 32)
+
+
 @pytest.mark.parametrize("states", [1, 8, -8])
 @pytest.mark.parametrize("extra", [b"\0\0", b"\5\0\1\0", bytes(64)])
 def test_needless_words_are_refused(states: int, extra: bytes) -> None:

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from birdie.entropy import planes, raw
+from birdie.entropy import coder, planes, raw
 from birdie.errors import ArtifactError, ConfigError
 from tests.reference import decoder as reference
 
 Integers = NDArray[np.integer]
+
+
+INT8: np.dtype[np.integer] = np.dtype(np.int8)
 UINT8: np.dtype[np.integer] = np.dtype(np.uint8)
 INT32: np.dtype[np.integer] = np.dtype(np.int32)
 VALUES = st.integers(-(2**31), 2**31 - 1)
@@ -49,6 +52,16 @@ def test_packed_values_come_back_and_take_the_bits_of_their_range(values: Intege
             raw.decode_packed(damaged, rows, columns, INT32, 1)
 
 
+def test_values_beyond_the_dtype_are_refused() -> None:
+    for decode, payload in (
+        (raw.decode_bytes, bytes([1, 128])),
+        (raw.decode_constant, raw.encode_constant(128)),
+        (raw.decode_packed, raw.encode_packed(np.array([[1, 128]]), 1, 128)),
+    ):
+        with pytest.raises(ArtifactError, match=r"128\b.*int8"):
+            decode(payload, 1, 2, INT8, 1)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from(sorted(planes.FORMATS)))
 def test_any_bits_come_back(data: st.DataObject, fmt: str) -> None:
@@ -61,6 +74,16 @@ def test_any_bits_come_back(data: st.DataObject, fmt: str) -> None:
     assert tuple(part.dtype for part in parts) == planes.plane_dtypes(fmt)
     assert len(parts) == len(planes.plane_hints(fmt))
     assert planes.join(parts, fmt).tobytes() == bits.tobytes() == original.tobytes()
+
+
+def test_special_floats_come_back_through_the_coder() -> None:
+    values = np.array([[0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1.5, 3.4e38]], np.float32)
+    bits = values.view(np.uint32).copy()
+    bits[0, 4] |= 0x1234  # a NaN with a payload
+    kinds = planes.plane_dtypes("float32")
+    coded = [coder.encode(plane) for plane in planes.split(bits, "float32")]
+    parts = tuple(coder.decode(c.coder, c.payload, 1, 8, dtype=kind) for c, kind in zip(coded, kinds, strict=True))
+    assert (planes.join(parts, "float32") == bits).all()
 
 
 def test_damaged_planes_are_an_artifact_error() -> None:

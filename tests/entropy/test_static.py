@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
@@ -33,6 +34,15 @@ def test_tables_for_odd_states_reach_the_entropy_given_the_state(states: int) ->
     paired, plain = (len(static.encode(values, (1, 1), count)) for count in (states, 1))
     assert paired < 0.97 * plain
     assert 8 * paired < 1.02 * bits + 1200
+
+
+@pytest.mark.parametrize("states", [1, 8])
+def test_ways_that_are_given_up_early_are_none_of_the_cheapest(monkeypatch: pytest.MonkeyPatch, states: int) -> None:
+    rng = np.random.default_rng(0)
+    values = np.rint(rng.normal(0, 3 + 9 * rng.random((48, 1)), (48, 64))).astype(np.int32)
+    payload = static.encode(values, (1, 1), states)
+    monkeypatch.setattr(frequency_tables, "least_bits", lambda counts: np.full(len(counts), -np.inf))
+    assert static.encode(values, (1, 1), states) == payload
 
 
 def test_tables_for_odd_states_are_refused_without_a_trellis() -> None:
@@ -65,6 +75,12 @@ def round_trip(values: Integers) -> Alphabet:
     alphabets.values_of(symbols, taken, low, out)
     assert (out == values).all()
     return alphabet
+
+
+@settings(max_examples=25, deadline=None)
+@given(arrays.arrays(np.int64, arrays.array_shapes(min_dims=2, max_dims=2), elements=INT32))
+def test_any_int32_comes_back(values: Integers) -> None:
+    round_trip(values)
 
 
 @pytest.mark.parametrize("name", CASES)

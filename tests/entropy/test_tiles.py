@@ -113,6 +113,17 @@ def test_the_coder_static_is_kept_where_tiles_do_not_pay(
     assert fast.coder != coder.TILES
 
 
+@pytest.mark.parametrize("lowest", [-32768, -1, 0, 9, 32768 - 301])
+def test_numbers_with_raw_bits_fit_the_dtype_that_the_values_fit(lowest: int) -> None:
+    """Symbols stand for several numbers, so that there are a few numbers more than values."""
+    values = np.random.default_rng(0).integers(0, 301, (60, 40)) + lowest
+    values[0, :2] = lowest, lowest + 300
+    dtype: np.dtype[np.integer] = np.dtype(np.uint16) if lowest == 0 else np.dtype(np.int16)
+    data = coded(values.astype(np.int32))
+    assert data is not None
+    assert (decoded(data, values, dtype=dtype) == values).all()
+
+
 def flipped(data: bytes, bit: int) -> bytes:
     """Return the bytes with one bit changed."""
     out = bytearray(data)
@@ -203,6 +214,17 @@ def test_needless_bytes_are_refused() -> None:
     for extra in b"\0", b"\0\0":
         with pytest.raises(ArtifactError):
             decoded(sound + extra, feature.values)
+
+
+@pytest.mark.nightly
+def test_threads_do_not_forget_what_others_have_seen() -> None:
+    """A row whose only value lies in one thread's part is no row of zeros, whenever the others are done with it."""
+    values = np.zeros((512, 2048), np.int8)
+    values[np.arange(512), 992 + np.arange(512) % 32] = 1
+    values[0] = np.arange(2048) % 3
+    stream = tiles.open_stream(coded(values.astype(np.int32)) or b"", 512, 2048)
+    for _ in range(300):
+        rans_tiles.decode(stream.data, stream.tiles, stream.tables, np.empty(values.shape, np.int8), 2)
 
 
 @pytest.mark.parametrize("name", ["tiles row classes", "tiles 32 states"])

@@ -74,6 +74,13 @@ def test_any_numbers_come_back_under_any_states(case: tuple[Integers, int], chun
             assert (mixed.decode(mixed_payload, rows, columns, np.dtype(np.int32), 2, states) == values).all()
 
 
+@pytest.mark.parametrize("effort", ["max", "fast"])
+def test_one_state_is_the_same_as_no_hint(effort: Effort) -> None:
+    values = on_paths(60, 50, 8, 3)
+    assert coder.encode(values, Hints(states=1), effort) == coder.encode(values, None, effort)
+    assert coder.encode(values, Hints(states=1), effort) == coder.encode(values, Hints(), effort)
+
+
 def test_numbers_on_paths_cost_their_entropy_given_the_state() -> None:
     """A normal source, rounded to the grid of the state, comes within 2 % of its entropy in bands of rows."""
     states, values = 8, on_paths(1200, 100, 8, 0.7)
