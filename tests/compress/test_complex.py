@@ -120,6 +120,12 @@ def test_a_budget_is_met_and_counts_both_parts(kind: str) -> None:
         assert len(saved({"weight": weight}, bits=6)) <= 2 * weight.numel() * 6 / 8
 
 
+def test_the_error_is_that_of_a_real_tensor_of_the_same_numbers() -> None:
+    weight = random(64, 48)
+    decoded = birdie.load(saved({"weight": weight}))["weight"]
+    assert same_bits(planes(decoded), birdie.load(saved({"weight": planes(weight)}))["weight"])
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch calls it experimental
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 0), (0,), (4, 3), (2, 3, 4), (3, 1, 2, 2)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])

@@ -14,10 +14,12 @@ import birdie
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
 from birdie.compress.constants import is_constant
+from birdie.compress.exact import FEW
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.cast import Cast
+from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.small_tensors import small_scheme
+from birdie.compress.small_tensors import SMALL, applicable, small_scheme
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import parts
 from birdie.errors import BudgetError, WeightsError
@@ -91,6 +93,22 @@ def test_what_is_no_weight_of_a_state_dict_comes_back_bit_for_bit(settings: dict
 
 
 @pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("norm.weight", gaussian(64)),
+        ("layers.0/bias", gaussian(1, 64)),
+        ("head.weight", gaussian(80, 80)),
+        ("codes", gaussian(64, 64).mul(3).round() * 0.1),  # quantized once, in more values than a mask has
+        ("vector", gaussian(5000)),
+        ("norm.weight", torch.ones(64)),  # which 16 bits keep, and tuning may change
+    ],
+)
+def test_weights_are_weights(name: str, weight: Tensor) -> None:
+    few = name == "codes" and weight.unique().numel() <= FEW
+    assert ModelState.of({"a": gaussian(80, 64), name: weight}).exact == ({name} if few else frozenset())
+
+
+@pytest.mark.parametrize(
     ("vector", "exact"),
     [
         (gaussian(64), False),
@@ -119,6 +137,34 @@ def test_doubt_is_resolved_for_exactness_where_that_costs_little(settings: dict[
     assert 1 <= sum(exact) < 20
 
 
+@pytest.mark.parametrize("counter", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_running_statistics_are_known_by_their_position(counter: bool, layers: int) -> None:
+    state, statistics = {"w": gaussian(64, 32, 3, 3), "b": gaussian(64)}, set()
+    for layer in range(layers):
+        state |= {f"{layer}p": gaussian(64), f"{layer}q": gaussian(64), f"{layer}r": gaussian(64) + 1}
+        state[f"{layer}s"] = gaussian(64).exp()
+        statistics |= {f"{layer}r", f"{layer}s"}
+        if counter:
+            state[f"{layer}t"] = torch.tensor(7)
+    assert ModelState.of(state).exact == statistics
+
+
+@pytest.mark.parametrize("shape", [(32, 64), (32, 8, 8), (8, 32, 7)], ids=str)
+def test_weight_norm_has_weights_where_spectral_norm_has_vectors(shape: tuple[int, ...]) -> None:
+    state = {"conv.weight_v": gaussian(*shape)} | {
+        name: torch.nn.functional.normalize(gaussian(size), dim=0)
+        for name, size in (("other.weight_v", 64), ("other.weight_u", 32))
+    }
+    assert ModelState.of(state).exact == {"other.weight_v", "other.weight_u"}
+
+
+def test_a_buffer_tied_to_a_parameter_is_a_weight() -> None:
+    module = nn.Linear(64, 64)
+    module.register_buffer("kept", module.weight.detach())
+    assert ModelState.of(module).exact == frozenset()
+
+
 def test_a_rule_with_the_full_name_wins_and_a_pattern_does_not() -> None:
     state = {"cos_cached": COSINES, "w": gaussian(64, 64)}
     assert torch.equal(roundtrip(state, scheme=[("*cached", "int4")])["cos_cached"], state["cos_cached"])
@@ -133,6 +179,12 @@ def test_what_is_exact_may_hold_nan_and_a_weight_may_not() -> None:
     with pytest.raises(WeightsError, match=r"norm\.weight=lossless"):
         roundtrip({"w": gaussian(64, 64), "norm.weight": bad})
     assert roundtrip({"w": gaussian(64, 64), "norm.weight": bad}, scheme=[("norm.weight", "lossless")])
+
+
+def test_a_budget_that_exact_tensors_make_impossible_names_the_largest() -> None:
+    state = {"w": gaussian(64, 64), "cos_cached": COSINES, "inv_freq": gaussian(64)}
+    with pytest.raises(BudgetError, match=r"'cos_cached' with \d,\d{3} bytes"):
+        birdie.save(state, io.BytesIO(), budget=5_000)
 
 
 def test_a_budget_that_integers_and_files_make_impossible_says_so() -> None:
@@ -256,6 +308,35 @@ def test_they_come_back_bit_for_bit_under_any_name(table: str, options: dict[str
     assert torch.equal(birdie.load(file.getvalue())["b"], CONSTANTS[table])
 
 
+@pytest.mark.parametrize("numbers", [1000, 100_000])
+def test_integers_are_a_map_at_any_size(numbers: int) -> None:
+    indices = torch.randint(50_000, (numbers // 10, 10), generator=torch.Generator().manual_seed(0)).float()
+    assert ModelState.of({"map": indices, "w": gaussian(64, 64)}).exact == {"map"}
+    indices[-1, -1] += 0.5
+    assert not ModelState.of({"map": indices, "w": gaussian(64, 64)}).exact
+
+
+class Unit(nn.Module):
+    """A layer of torch, and vectors and a table of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+        self.phases = nn.Parameter(gaussian(64))
+        self.scales = nn.Parameter(gaussian(5000))
+        self.table = nn.Parameter(interleaved(), requires_grad=False)
+
+
+def test_a_module_tells_which_vectors_are_of_torchs_layers() -> None:
+    unit = Unit()
+    nn.init.normal_(unit.norm.weight)
+    state = ModelState.of(unit)
+    assert {"phases", "table"} <= state.exact
+    assert not {"layer.weight", "layer.bias", "norm.weight", "norm.bias"} & (state.exact | state.doubtful)
+    unit.table.requires_grad_()
+    assert "table" not in ModelState.of(unit).exact  # it will be trained
+
+
 @pytest.mark.parametrize(
     ("weight", "scheme"),
     [
@@ -271,6 +352,18 @@ def test_they_come_back_bit_for_bit_under_any_name(table: str, options: dict[str
 )
 def test_small_tensors_keep_their_precision(weight: torch.Tensor, scheme: Scheme) -> None:
     assert small_scheme(weight) == scheme
+
+
+def test_a_quantizer_takes_vectors_from_as_many_elements_as_matrices_of_the_default() -> None:
+    assert applicable(Grid(bits=4), torch.randn(SMALL)) == Grid(bits=4)
+    assert applicable(Grid(bits=4), torch.ones(SMALL - 1)) == Cast()
+    assert applicable(Grid(bits=4), torch.randn(2, 2)) == Grid(bits=4)
+
+
+def test_a_scheme_that_loses_nothing_for_size_takes_any_tensor() -> None:
+    assert applicable(Lossless(), torch.arange(3)) == Lossless()
+    assert applicable(Cast("bf16"), torch.ones(3)) == Cast("bf16")
+    assert applicable(Cast("bf16"), torch.arange(3)) == Lossless()
 
 
 SHAPES = [(), (0,), (0, 3), (3, 0), (1,), (5_000_000,), (2, 2_500_000), (2_500_000, 2)]

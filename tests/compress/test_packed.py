@@ -2,10 +2,12 @@
 
 import io
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import birdie
 from birdie.compress.packed import packed_names
@@ -46,17 +48,32 @@ QUANTIZED: dict[str, State] = {
         "qweight": codes(COLUMNS // 8, ROWS, dtype=torch.int32), "qzeros": codes(2, ROWS // 8, dtype=torch.int32),
         "scales": gaussian(2, ROWS, dtype=HALF), "g_idx": torch.arange(COLUMNS, dtype=torch.int32) // 128,
     },
+    "GPTQ, 2 bits by groups of 16": {
+        "qweight": codes(COLUMNS // 16, ROWS, dtype=torch.int32), "scales": gaussian(COLUMNS // 16, ROWS, dtype=HALF),
+    },
+    "GPTQ, bias": {
+        "qweight": codes(COLUMNS // 8, ROWS, dtype=torch.int32), "scales": gaussian(8, ROWS), "bias": gaussian(ROWS),
+    },
     "AWQ": {
         "qweight": codes(COLUMNS, ROWS // 8, dtype=torch.int32), "qzeros": codes(2, ROWS // 8, dtype=torch.int32),
         "scales": gaussian(2, ROWS, dtype=HALF),
     },
+    "Marlin": {"B": codes(COLUMNS // 16, 2 * ROWS, dtype=torch.int32), "s": gaussian(2, ROWS, dtype=HALF)},
     "MLX": {
         "weight": codes(ROWS, COLUMNS // 8, dtype=torch.uint32), "scales": gaussian(ROWS, 4, dtype=BRAIN),
         "biases": gaussian(ROWS, 4, dtype=BRAIN),
     },
+    "MLX, 2 bits by 32": {
+        "weight": codes(ROWS, COLUMNS // 16, dtype=torch.uint32), "scales": gaussian(ROWS, COLUMNS // 32),
+        "biases": gaussian(ROWS, COLUMNS // 32),
+    },
     "HQQ": {
         "W_q": codes(ROWS * COLUMNS // 128, 64), "meta.scale": gaussian(1, ROWS * COLUMNS // 64),
         "meta.zero": gaussian(1, ROWS * COLUMNS // 64), "bias": gaussian(ROWS),
+    },
+    "HQQ, columns": {
+        "W_q": codes(ROWS * COLUMNS // 64, 32), "meta.scale": gaussian(ROWS * COLUMNS // 64, 1),
+        "meta.zero": gaussian(ROWS * COLUMNS // 64, 1),
     },
     "HQQ, 3 bits in int32": {
         "W_q": codes(ROWS * COLUMNS // 640, 64, dtype=torch.int32), "scale": gaussian(ROWS * COLUMNS // 64, 1),
@@ -66,10 +83,18 @@ QUANTIZED: dict[str, State] = {
         "codes": codes(ROWS, COLUMNS // 8, 1, dtype=torch.int16), "codebooks": gaussian(1, 1 << 16, 1, 8, dtype=HALF),
         "scales": gaussian(ROWS, 1, 1, 1, dtype=HALF),
     },
+    "AQLM, two of 8 bits": {
+        "codes": codes(ROWS, COLUMNS // 8, 2, dtype=torch.int8), "codebooks": gaussian(2, 256, 1, 8, dtype=HALF),
+        "scales": gaussian(ROWS, 1, 1, 1, dtype=HALF),
+    },
     "VPTQ": {
         "indices": codes(1, COLUMNS // 8, ROWS // 2, dtype=torch.int32), "weight_scale": gaussian(COLUMNS),
         "centroids.weight": gaussian(1, (1 << 12) * 8, dtype=HALF), "weight_bias": gaussian(COLUMNS),
         "res_centroids.weight": gaussian(1, 256 * 8, dtype=HALF),
+    },
+    "VPTQ, uint16": {
+        "indices": codes(1, COLUMNS // 8, ROWS, dtype=torch.uint16), "perm": codes(COLUMNS, dtype=torch.uint16),
+        "centroids.weight": gaussian(1 << 16, 8, dtype=HALF),
     },
     "QuIP#": {
         "Qidxs": codes(ROWS, COLUMNS // 32, dtype=torch.int64), "SU": gaussian(COLUMNS, dtype=HALF),
@@ -88,6 +113,7 @@ QUANTIZED: dict[str, State] = {
         "weight": gaussian(ROWS, COLUMNS).to(torch.float8_e4m3fn), "weight_scale_inv": gaussian(8, 16),
     },
     "FP8 fnuz": {"weight": gaussian(ROWS, COLUMNS).to(FNUZ), "weight_scale": gaussian(ROWS, 1), "bias": gaussian(ROWS)},
+    "FP8 e5m2": {"weight": gaussian(ROWS, COLUMNS).to(torch.float8_e5m2fnuz), "input_scale": gaussian(1)},
     "NVFP4": {
         "weight": codes(ROWS, COLUMNS // 2), "weight_scale": gaussian(ROWS, COLUMNS // 16).to(torch.float8_e4m3fn),
         "weight_scale_2": torch.tensor(0.3), "pre_quant_scale": gaussian(COLUMNS),
@@ -100,8 +126,12 @@ QUANTIZED: dict[str, State] = {
         "weight_scale": gaussian(ROWS, COLUMNS // 32, dtype=BRAIN),
         "weight_shape": torch.tensor([ROWS, COLUMNS]),
     },
+    "SmoothQuant": {"weight": normal_codes(8), "weight_scale": gaussian(ROWS, 1), "smooth": gaussian(COLUMNS)},
     "integers of 4 bits in bytes": {"codes": normal_codes(4), "scales": gaussian(ROWS, COLUMNS // 32)},
+    "integers of 4 bits in int32": {"codes": normal_codes(4, torch.int32), "scales": gaussian(ROWS, COLUMNS // 64)},
     "ternary": {"weight": normal_codes(2), "scale": gaussian(ROWS)},
+    "signs": {"weight": codes(ROWS, COLUMNS, values=2).to(torch.int8) * 2 - 1, "scale": gaussian(ROWS)},
+    "BitNet, packed": {"weight": codes(ROWS // 4, COLUMNS), "weight_scale": gaussian(ROWS)},
     "vector quantization, int64": {
         "indices": codes(ROWS, COLUMNS // 4, dtype=torch.int64, values=256), "codebook": gaussian(256, 4),
     },
@@ -109,6 +139,7 @@ QUANTIZED: dict[str, State] = {
         "indices": codes(4, ROWS, COLUMNS // 8, dtype=torch.int64, values=256), "books.0.weight": gaussian(256, 8),
         "books.1.weight": gaussian(256, 8), "books.2.weight": gaussian(256, 8),
     },
+    "SpinQuant": {"weight": codes(ROWS, COLUMNS // 2), "weight_scales": gaussian(ROWS, 8), "R": gaussian(ROWS)},
 }  # fmt: skip
 
 
@@ -145,13 +176,21 @@ def test_its_scales_come_back_bit_for_bit_finite_or_not(method: str, broken: flo
 
 TABLES: dict[str, Tensor] = {
     "mask of zeros and ones": codes(64, 64, values=2),
+    "mask in int32": codes(64, 64, values=2, dtype=torch.int32),
+    "mask in int64": codes(64, 64, values=2, dtype=torch.int64),
     "causal mask": torch.ones(1, 1, 256, 256, dtype=torch.uint8).tril(),
+    "causal mask with its diagonal": torch.ones(256, 256, dtype=torch.int32).tril() + torch.eye(256).int(),
     "positions": torch.arange(4096)[None],
+    "bytes in order": torch.arange(4096).to(torch.uint8).reshape(64, 64),
     "relative positions": (torch.arange(64)[:, None] - torch.arange(64) + 63),
     "edges": codes(2, 3000, values=700, dtype=torch.int64),
     "metadata of sparse weights": codes(64, 64),
+    "edges between nodes": codes(2, 9000, values=64, dtype=torch.int64),
     "rows to look up": codes(5000, values=64, dtype=torch.int64),
     "permutation": torch.randperm(2048, generator=generator()),
+    "neighbors": codes(256, 8, values=256, dtype=torch.int32),
+    "classes": codes(64, 32, values=10, dtype=torch.int64),
+    "constant": torch.full((64, 64), 7, dtype=torch.uint8),
     "segments": (torch.arange(4096) // 100).int().reshape(64, 64),
 }
 
@@ -165,3 +204,48 @@ def test_weights_beside_a_table_are_weights(table: str, where: str) -> None:
         "block.mlp.weight": gaussian(96, 64),
     }
     assert not packed_names({where + "table": TABLES[table], **weights}) & weights.keys()
+
+
+def test_weights_below_a_large_table_of_noise_are_weights() -> None:
+    network: State = {"net.0.weight": gaussian(64, 48), "net.0.bias": gaussian(64), "net.2.weight": gaussian(10, 64)}
+    for prefix in ("", "field."):
+        state = {prefix + "images": codes(20, 64, 64, 3), **{prefix + name: weight for name, weight in network.items()}}
+        assert not packed_names(state)
+
+
+def test_low_rank_pairs_beside_codes_are_weights() -> None:
+    for base in ("GPTQ, 4 bits", "HQQ", "bitsandbytes NF4"):
+        state = {f"q.{name}": tensor for name, tensor in QUANTIZED[base].items()}
+        pair: State = {"q.lora_A.default.weight": gaussian(16, COLUMNS), "q.lora_B.default.weight": gaussian(ROWS, 16)}
+        assert packed_names(state | pair) == floats(state)
+
+
+class Frozen(nn.Module):
+    """Codes and a scale of which one may be trained."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.register_buffer("codes", normal_codes(8))
+        self.scale = nn.Parameter(gaussian(ROWS, 1), requires_grad=trained)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_parameter_that_requires_a_gradient_is_a_weight(trained: bool) -> None:
+    assert packed_names(Frozen(trained).state_dict(), {"scale"} if trained else ()) == (set() if trained else {"scale"})
+
+
+@pytest.mark.parametrize("masks", [1, 4])
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"budget": 14_000}, {}], ids=str)
+def test_a_model_with_masks_is_compressed(masks: int, settings: dict[str, Any]) -> None:
+    state: State = {f"{index}.weight": gaussian(96, 80) for index in range(4)}
+    state |= {f"{index}.mask": codes(96, 80, values=2) for index in range(masks)}
+    size = birdie.save(state, io.BytesIO(), **settings).bytes
+    assert size < 5 * 96 * 80 * 2 + 1000 * masks
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+@pytest.mark.parametrize("change", [torch.clone, lambda codes: codes.T, lambda codes: codes[:, ::2]], ids=range(3))
+def test_views_of_codes_are_codes(change: Change) -> None:
+    assert packed_names({"q.codes": change(normal_codes(8)), "q.scale": gaussian(ROWS)}) == {"q.scale"}

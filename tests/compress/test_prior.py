@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.compress.prior import KINDS, covariance, kinds_of, prior, prior_in_units_of
@@ -54,6 +56,16 @@ def test_the_kind_is_told_by_shapes(model: str) -> None:
     shapes, letters = MODELS[model]
     kinds = kinds_of({name: torch.empty(shape) for name, shape in shapes.items()})
     assert "".join(kind[0] for kind in kinds.values()) == letters
+
+
+@given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
+@settings(max_examples=20)
+def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
+    """A relative error costs the same, so a row that is larger by a factor weighs less by its square."""
+    plain = prior(weights(seed))
+    scaled = prior({name: weight.double() * factor for name, weight in weights(seed).items()})
+    for name, sensitivity in plain.items():
+        np.testing.assert_allclose(rows(scaled[name]) * factor**2, rows(sensitivity), rtol=1e-4)
 
 
 @pytest.mark.parametrize("decades", [5, -5, 20, -20])

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 
 from birdie.compress import registry
 from birdie.compress.rate.assignment import parse_rules
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Decoder, Encoded, Scheme, Sensitivity, Spec
-from birdie.compress.schemes import grid
+from birdie.compress.schemes import grid, numbers
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
 from birdie.compress.schemes.grid import Grid
@@ -143,6 +144,12 @@ def test_the_error_of_a_wrong_spec_quotes_it_or_offers_the_right_one(text: str, 
         parse_spec(text)
 
 
+def test_every_word_has_an_example_that_is_a_spec() -> None:
+    for text in registry.examples_of_words():
+        word = registry.words()[text.partition(":")[0]]
+        assert type(parse_spec(text)) is word.scheme
+
+
 def test_all_specs_and_rules_of_the_docs_parse() -> None:
     text = DOCS.read_text(encoding="utf-8")
     measured = re.findall(r"^\| `([^`]+?)(?: \+ data)?` \| [\d.]+ \|", text, re.MULTILINE)
@@ -200,6 +207,17 @@ def _forget_words() -> object:
     registry.words.cache_clear()
 
 
+def test_a_registered_scheme_is_found_by_its_words_and_its_name(foreign: Callable[..., type[Scheme]]) -> None:
+    scheme = registry.register(foreign("mine", "mine", "my_own"))
+    assert registry.register(scheme) is scheme
+    assert parse_spec("my_own:bits=3") == scheme(bits=3)  # type: ignore[call-arg]
+    assert parse_spec("my_own:3") == scheme(bits=3)  # type: ignore[call-arg]
+    assert registry.decoder("mine") is scheme.decoder
+    assert registry.names()[-1] == "mine"
+    weight = torch.randn(4, 5)
+    assert torch.equal(registry.decode(scheme().encode("w", weight)), registry.decode(Grid(4).encode("w", weight)))
+
+
 def test_names_and_words_are_taken_once(foreign: Callable[..., type[Scheme]]) -> None:
     registry.register(foreign("mine", "mine"))
     for scheme in (foreign("mine"), foreign("grid")):
@@ -222,6 +240,13 @@ def test_a_number_has_one_owner_and_those_below_64_are_of_birdie(foreign: Callab
         with pytest.raises(ConfigError, match=rf"'other'.* {number}.*64 to 65,535"):
             registry.register(foreign("other", number=number))
     assert registry.names()[-2:] == ("mine", "last")
+
+
+def test_the_numbers_of_the_files_are_those_of_the_decoders() -> None:
+    decoders = [scheme.decoder for scheme in registry.builtin()]
+    assert {decoder.number: decoder.name for decoder in decoders} == numbers()
+    assert len({decoder.name for decoder in decoders}) == len(decoders)
+    assert all(0 < number < 64 for number in numbers())
 
 
 def test_the_decoder_of_an_unknown_scheme_is_not_imported_but_asked_for() -> None:

@@ -85,6 +85,14 @@ def test_other_names_change_no_byte_of_a_weight(
     require_equal_bytes(make().state_dict(), tmp_path, settings)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("subject", SHARED)
+def test_other_names_change_no_byte_of_networks_that_people_use(
+    subject: str, shared_data: Path, tmp_path: Path
+) -> None:
+    require_equal_bytes(SHARED[subject](shared_data), tmp_path, {}, seed=1)
+
+
 def test_other_names_take_the_same_precision_under_a_budget(tmp_path: Path) -> None:
     """Names count toward the budget, so a few bytes more of them are a few less of the weights."""
     state = language_model().state_dict()

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
 from birdie.compress.row_blocks import as_matrix, encoded_blocks, is_stack
+from birdie.small.qat.fake_quantization import quantized
+from birdie.small.qat.settings import Qat
 from tests.nightly import mostly_nightly
 
 NAME = "layers.0.mlp.experts.down_proj"
@@ -185,3 +187,27 @@ def test_stacks_in_a_calibrated_module_are_calibrated() -> None:
     assert error(decoded["up"], module.up.detach()) < 0.2
     table = birdie.sensitivity(module, batches(), loss)
     assert {row.name for row in table.rows} == {"head.weight", "up", "down"}
+
+
+def test_what_calibration_knows_as_a_convolution_is_none() -> None:
+    convolution = nn.Conv1d(8, 1, 64)
+    module, weight = nn.Sequential(convolution, nn.Flatten(), nn.Linear(37, 8)), convolution.weight
+    assert is_stack(tuple(weight.shape))
+    data = [torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    file, decoded = saved(module, quality=0.001, calibration=(module, data, loss))  # type: ignore[arg-type]
+    with Reader(file) as reader:
+        assert reader.entry("0.weight").kind != BLOCKS
+    assert decoded["0.weight"].shape == weight.shape
+
+
+@pytest.mark.parametrize("qat", [Qat(bits=4), Qat(sigma=0.3), Qat(levels="ternary"), Qat(scheme="codebook:k=8")])
+def test_training_quantizes_matrices_as_if_they_were_apart(qat: Qat) -> None:
+    weight = experts()
+    assert torch.equal(quantized(qat, weight), torch.stack([quantized(qat, matrix) for matrix in weight]))
+
+
+@pytest.mark.parametrize("spec", ["codebook:k=8", "tucker:energy=0.9"])
+def test_training_sees_what_a_file_stores(spec: str) -> None:
+    weight = experts()
+    _, decoded = saved({"w": weight}, scheme=spec)
+    assert torch.allclose(quantized(Qat(scheme=spec), weight), decoded["w"], atol=1e-7)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
+from birdie.compress import tuning
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate import tuned as by_parts
@@ -107,6 +109,28 @@ def test_the_rest_makes_up_for_a_matrix_on_fresh_data_as_well() -> None:
     assert torch.equal(one.value("up.weight"), damaged(module)["up.weight"])
 
 
+def test_no_input_is_changed() -> None:
+    module, batches = net().train(), some_batches()
+    originals = {name: weight.clone() for name, weight in module.state_dict().items()}
+    inputs = [x.clone() for x, _ in batches]
+    trained(module, batches=batches)
+    assert all(torch.equal(weight, originals[name]) for name, weight in module.state_dict().items())
+    assert all(torch.equal(x, y) for (x, _), y in zip(batches, inputs, strict=True))
+    assert module.training
+    assert all(p.requires_grad and p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize("rate", [100.0, 0.003])
+def test_what_is_worse_is_undone(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a rate that throws everything about, which trials lower, and from weights that cannot be better."""
+    monkeypatch.setattr(tuning, "RATE", rate)
+    module = net()
+    one, start, after = trained(module, state=module.state_dict() if rate < 1 else None)
+    assert after <= start
+    if rate < 1:
+        assert all(torch.equal(one.value(name), module.state_dict()[name]) for name in REST)
+
+
 def test_what_took_sixteen_bits_still_does() -> None:
     """A bias on its way through zero would be kept as float32 for one subnormal value."""
     original = torch.tensor([1e-4, -1e-4, 0.0, 0.5, 0.3, 1.0])
@@ -114,6 +138,11 @@ def test_what_took_sixteen_bits_still_does() -> None:
     assert torch.equal(without_subnormals(moved, original)[:3], torch.zeros(3))
     assert torch.equal(without_subnormals(moved, original)[3:], moved[3:])
     assert torch.equal(without_subnormals(moved, moved), moved)
+
+
+def test_two_runs_are_equal() -> None:
+    first, second = (trained(net())[0] for _ in range(2))
+    assert all(torch.equal(first.value(name), second.value(name)) for name in REST)
 
 
 def test_zeros_of_a_matrix_stay_zeros_and_those_of_a_bias_move() -> None:
@@ -125,6 +154,21 @@ def test_zeros_of_a_matrix_stay_zeros_and_those_of_a_bias_move() -> None:
     assert after < start
     assert torch.equal(one.value("down.weight") == 0, module.down.weight == 0)
     assert bool((one.value("down.bias") != 0).all())
+
+
+def test_only_float_parameters_change() -> None:
+    module = net()
+    names = ("down.bias", "norm.running_mean", "norm.num_batches_tracked", "nothing")
+    assert tuner(module).tunable(names) == ["down.bias"]
+    one, start, after = trained(module, names=names)
+    assert after < start
+    assert torch.equal(one.value("up.bias"), module.up.bias)
+
+
+def test_labels_are_not_looked_at() -> None:
+    module, batches = net(), some_batches()
+    plain, other = (trained(module, batches=some)[0] for some in (batches, [(x, 5 - y) for x, y in batches]))
+    assert torch.equal(plain.value("down.bias"), other.value("down.bias"))
 
 
 @pytest.mark.parametrize("loss", ["squares", "number"])
@@ -182,6 +226,28 @@ def test_a_tuned_file_meets_its_target_and_is_better(
     assert measured == pytest.approx(tuned.error, rel=1e-4)
 
 
+def test_what_may_be_chance_is_not_kept(calibrated: CalibrationResult, tmp_path: Path) -> None:
+    """Eight targets are held out, on which one state in two is better by luck."""
+    few = [(x[:4], y[:4]) for x, y in some_batches(2, seed=9)]
+    measured = HeldOut(calibrated.measured().module, few, nats)
+    known = replace(calibrated, held_out=measured)
+    summary = birdie.save(wide(), tmp_path / "x", bits=3.0, calibration=known, tune=0.5)
+    assert summary.error == pytest.approx(summary.untuned)
+    losses = measured.nats(birdie.load(tmp_path / "x"))
+    assert losses is not None
+    assert len(losses) == 8
+    assert float(losses.mean()) == pytest.approx(summary.error, rel=1e-4)
+
+
+def test_rules_that_keep_every_bit_are_kept(calibrated: CalibrationResult, tmp_path: Path) -> None:
+    module = wide()
+    rules = [("2.bias", "lossless"), ("*", "trellis:states=4")]
+    birdie.save(module, tmp_path / "x", calibration=calibrated, tune=2, scheme=rules)
+    loaded = birdie.load(tmp_path / "x")
+    assert torch.equal(loaded["2.bias"], module.state_dict()["2.bias"])
+    assert not torch.equal(loaded["0.bias"], module.state_dict()["0.bias"].half().float())
+
+
 def test_the_last_part_meets_the_budget_beside_a_rule_for_the_largest_matrix(
     calibrated: CalibrationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,3 +286,13 @@ def test_settings_that_make_no_sense(calibrated: CalibrationResult, tmp_path: Pa
         with pytest.raises(ConfigError, match="tuning"):
             birdie.save(wide(), tmp_path / "x", bits=4, calibration=known, tune=1)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("layers", "options"), [(1, {"bits": 6}), (1, {"quality": 1e-3}), (3, {"bits": 6})])
+def test_a_tuning_without_anything_to_train_says_so(layers: int, options: dict[str, Any]) -> None:
+    """One matrix is encoded last, so nothing makes up for its errors."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(24, 24) for _ in range(layers)))
+    data = [(x, y) for x, y in some_batches()]
+    summary = birdie.save(module, BytesIO(), calibration=(module, data, nats), tune=0.1, effort="fast", **options)
+    assert summary.nothing_to_tune == (layers == 1)

@@ -152,3 +152,13 @@ def test_a_damaged_tensor_at_the_end_leaves_the_module_as_it_was(tmp_path: Any) 
         with pytest.raises(birdie.ArtifactError):
             attempt()
         assert state_of(model) == original
+
+
+def test_memory_is_copied_only_where_something_is_written() -> None:
+    """Values that torch copies go to new memory, so a loading takes no second copy of the module."""
+    state, cloned = Model().state_dict(), []
+    with pytest.MonkeyPatch.context() as patch:
+        clone = Tensor.clone
+        patch.setattr(Tensor, "clone", lambda tensor, **options: cloned.append(tensor) or clone(tensor, **options))
+        fill(Model(ACTS["fill"], first=True), dict(state), "the file")
+    assert sum(tensor.numel() == 3 for tensor in cloned) <= 2

@@ -1,5 +1,6 @@
 """Names in files are those without wrappers, wherever these are; and a file loads whichever wrappers a module has."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import birdie
 from birdie.checkpoints.checkpoints import read_state_dict
-from birdie.compress.wrappers import COUNTER
+from birdie.compress.wrappers import COUNTER, unwrapped
 from tests.nightly import mostly_nightly
 
 
@@ -85,6 +86,26 @@ def test_checkpoints_of_wrapped_modules_are_read_under_plain_names(wrapped: str,
     birdie.save(state, tmp_path / "m.birdie", lossless=True)
     target = birdie.load(tmp_path / "m.birdie", into=plain())
     assert all(map(torch.equal, weights_of(target), weights_of(module)))
+
+
+def test_the_counter_of_an_average_is_kept(tmp_path: Path) -> None:
+    average = AveragedModel(plain())
+    for _ in range(3):
+        average.update_parameters(plain())
+    birdie.save(average, tmp_path / "m.birdie")
+    target = birdie.load(tmp_path / "m.birdie", into=AveragedModel(plain()))
+    assert int(target.n_averaged) == 3
+    birdie.quantize_(average)
+    assert int(average.n_averaged) == 3
+
+
+def test_an_unwrapped_module_computes_the_same_and_shares_its_tensors() -> None:
+    module = around_one_part(nn.DataParallel).eval()
+    inner, x = unwrapped(module), torch.randn(3, 4)
+    assert torch.equal(inner(x), module(x))
+    assert [weight.data_ptr() for weight in inner.parameters()] == [weight.data_ptr() for weight in module.parameters()]
+    assert not any(isinstance(part, nn.DataParallel) for part in inner.modules())
+    assert list(copy.deepcopy(inner).state_dict()) == list(plain().state_dict())
 
 
 def test_calibration_reaches_weights_inside_of_wrappers(tmp_path: Path) -> None:

@@ -121,6 +121,38 @@ class Text(nn.Module):
         return out
 
 
+@pytest.mark.parametrize("kind", [Images, Text])
+@pytest.mark.parametrize("options", [{}, {"tune": 0.1}], ids=str)
+def test_made_up_inputs_leave_a_module_as_it_was(
+    kind: type[nn.Module], options: dict[str, float], one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    del one_thread
+    monkeypatch.setattr("birdie.compress.calibration.synthetic.TOKENS", 2560)
+    monkeypatch.setattr("birdie.compress.calibration.synthetic.IMAGES", 20)
+    torch.manual_seed(0)
+    module = kind()
+    earlier = picture(module)
+    birdie.save(module, io.BytesIO(), effort="fast", bits=12, calibration="synthetic", **options)  # type: ignore[arg-type]
+    assert picture(module) == earlier
+
+
+@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
+def test_a_loss_that_raises_leaves_the_module_as_it_was(kind: type[Base], one_thread: None) -> None:  # noqa: ARG001
+    module, calls = seeded(kind), [0]
+    earlier = picture(module)
+
+    def failing(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        calls[0] += 1
+        nats = loss(module, batch)
+        if calls[0] > 2:
+            raise KeyError("labels")
+        return nats
+
+    with pytest.raises(KeyError):
+        birdie.calibrate(module, batches(), failing)
+    assert picture(module) == earlier
+
+
 def test_a_batch_that_a_loss_changes_is_as_it_was() -> None:
     module = nn.Linear(INPUTS, CLASSES)
     data: list[dict[str, Tensor]] = [{"x": x, "y": y} for x, y in batches()]

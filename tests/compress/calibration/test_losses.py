@@ -3,6 +3,7 @@
 import io
 from collections import namedtuple
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils.data import DataLoader
 
 import birdie
+from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.kl import Predictions
 from birdie.compress.calibration.sensitivity import measure
 from birdie.errors import ConfigError, DataError, WeightsError
 
@@ -48,10 +51,25 @@ def residual(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return loss
 
 
+def input_penalty(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross-entropy with a penalty on its gradient by the inputs, which are the batch itself."""
+    loss = F.cross_entropy(module(batch[0].requires_grad_(True)), batch[1])
+    (gradient,) = torch.autograd.grad(loss, batch[0], create_graph=True)
+    return loss + gradient.square().sum()
+
+
 def adversarial(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x = batch[0].clone().requires_grad_(True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(module(x), batch[1]), x)
     return F.cross_entropy(module(batch[0] + 0.1 * gradient.sign()), batch[1])
+
+
+def weight_penalty(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """A penalty on the gradient by the weights."""
+    loss = F.mse_loss(module(batch[0]), torch.zeros(len(batch[0]), CLASSES))
+    gradients = torch.autograd.grad(loss, list(module.parameters()), create_graph=True)
+    penalty: Tensor = torch.stack([one.square().sum() for one in gradients]).sum()
+    return loss + penalty
 
 
 def inner_step(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -77,18 +95,45 @@ def mapped(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return losses.mean()
 
 
-class Ensemble(nn.Module):
-    """An ensemble of modules whose weights are stacked in each forward pass."""
+class Stacked(nn.Module):
+    """An ensemble whose weights are stacked."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.members = nn.ModuleList([nn.Linear(INPUTS, CLASSES) for _ in range(3)])
+        self.weight = nn.Parameter(torch.randn(3, CLASSES, INPUTS) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = vmap(F.linear, in_dims=(None, 0))(x, self.weight)
+        return out.mean(0)
+
+
+class Ensemble(nn.Module):
+    """An ensemble of modules whose weights are stacked in each forward pass."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.members, self.detached = nn.ModuleList([nn.Linear(INPUTS, CLASSES) for _ in range(3)]), detached
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.members[0]
-        weights = {name: torch.stack([m.get_parameter(name) for m in self.members]) for name in ("weight", "bias")}
+        weights: Any = stack_module_state(list(self.members))[0]
+        if not self.detached:
+            weights = {name: torch.stack([m.get_parameter(name) for m in self.members]) for name in weights}
         out: Tensor = vmap(lambda weights: functional_call(first, weights, (x,)))(weights)
         return out.mean(0)
+
+
+class Forces(nn.Module):
+    """A force field: it differentiates its energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(INPUTS, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        (force,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
+        return -force
 
 
 class Experts(nn.Module):
@@ -113,10 +158,15 @@ def squares(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 WORKING: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
     "residual": (net, residual),
+    "input penalty": (net, input_penalty),
     "adversarial": (net, adversarial),
+    "weight penalty": (net, weight_penalty),
     "inner step": (net, inner_step),
     "sample gradients": (net, sample_gradients),
-    "ensemble": (Ensemble, nats),
+    "mapped": (net, mapped),
+    "stacked": (Stacked, nats),
+    "ensemble": (lambda: Ensemble(detached=False), nats),
+    "forces": (Forces, squares),
     "experts": (Experts, nats),
 }
 
@@ -137,6 +187,37 @@ def test_a_loss_that_trains_calibrates_measures_and_tunes(case: str) -> None:
     assert tuned.error is not None
     assert tuned.untuned is not None
     assert tuned.error <= tuned.untuned
+
+
+@pytest.mark.parametrize("case", WORKING)
+def test_offload_runs_or_says_to_leave_it(case: str) -> None:
+    build, loss = WORKING[case]
+    by_func = {"sample gradients", "inner step"}
+    with nullcontext() if case not in by_func else pytest.raises(ConfigError, match="without offload"):
+        birdie.calibrate(build(), batches(), loss, offload=True)
+
+
+def test_measures_of_losses_that_differentiate_are_those_of_plain_arithmetic() -> None:
+    torch.manual_seed(0)
+    module, other, data = net(), net(), batches(2)
+    measured = HeldOut(module, data, residual)(other.state_dict())
+    pairs = [(float(residual(module, batch)), float(residual(other, batch))) for batch in data]
+    expected = sum(abs(first - second) for first, second in pairs) / sum(abs(first) for first, _ in pairs)
+    assert measured == pytest.approx(expected, rel=1e-5)
+
+
+def test_measures_within_transforms_are_those_without() -> None:
+    torch.manual_seed(0)
+    module, other, data = net(), net(), batches(2)
+    assert HeldOut(module, data, mapped)(other.state_dict()) == pytest.approx(
+        HeldOut(module, data, nats)(other.state_dict()), rel=1e-5
+    )
+
+
+def test_predictions_keep_no_history() -> None:
+    held_out = HeldOut(net(), batches(2), input_penalty)
+    results: Predictions = held_out.predictions(0, held_out.batches[0])
+    assert not any(tensor.requires_grad for tensor in results.tensors)
 
 
 def test_gradients_that_a_loss_takes_on_its_way_do_not_count() -> None:
@@ -215,9 +296,42 @@ def test_what_cannot_be_calibrated_on_is_one_sentence(
         action(net(), data, loss)
 
 
+def test_detached_copies_of_weights_are_named() -> None:
+    with pytest.raises(ConfigError, match="stack_module_state"):
+        birdie.calibrate(Ensemble(detached=True), batches(), nats)
+
+
 def test_lazy_layers_have_to_run_once() -> None:
     module = nn.Sequential(nn.LazyLinear(32), nn.Tanh(), nn.LazyLinear(CLASSES))
     with pytest.raises(WeightsError, match="run the module once"):
         birdie.calibrate(module, batches(), nats)
     module(batches()[0][0])
     birdie.calibrate(module, batches(), nats)
+
+
+@pytest.mark.parametrize("mode", ["rows", "mean", "sum", "max"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sparse_gradients_calibrate_and_tune_like_dense_ones(mode: str, sparse: bool) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = (
+                nn.Embedding(64, 16, sparse=sparse)
+                if mode == "rows"
+                else nn.EmbeddingBag(64, 16, mode=mode, sparse=sparse and mode != "max")
+            )
+            self.head = nn.Linear(16, CLASSES)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            rows: Tensor = self.table(ids)
+            return self.head(rows.mean(1) if mode == "rows" else rows)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    module = Table()
+    data = [(torch.randint(0, 64, (12, 4)), torch.randint(0, CLASSES, (12,))) for _ in range(6)]
+    known = birdie.calibrate(module, data, nats)
+    assert set(known.sensitivities) == {"table.weight", "head.weight"}
+    summary = birdie.save(module, io.BytesIO(), effort="fast", bits=6, tune=0.1, calibration=known)
+    assert summary.error is not None
+    assert summary.untuned is not None
+    assert summary.error <= summary.untuned

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from tests.compress.networks import LABELS, Batch, batches, classify, mlp
 from tests.nightly import mostly_nightly
@@ -71,6 +72,18 @@ def test_a_quality_is_met_on_data_held_back_and_nearly_used_up(
     assert difference <= 0.01 * (1 + 1e-4)
     if loss is not energy:  # errors of both signs cancel in the energy, so it is not monotone in the scales
         assert difference > 0.5 * 0.01
+
+
+def test_sorted_units_leave_the_function_as_it_was() -> None:
+    model, moved = mlp(), mlp(3)
+    known = birdie.calibrate(model, batches(), classify)
+    moved.load_state_dict(known.state)
+    assert not torch.equal(known.state["0.weight"], model.state_dict()["0.weight"])
+    x = batches()[0][0]
+    torch.testing.assert_close(moved(x), model(x))
+    assert HeldOut(model, batches(2), classify)(known.state) < 1e-6
+    unsorted = birdie.calibrate(model, batches(), classify, symmetries=False).state
+    assert all(torch.equal(unsorted[name], weight) for name, weight in model.state_dict().items())
 
 
 def test_schemes_by_hand_are_calibrated_beside_a_budget_too(tmp_path: Path) -> None:

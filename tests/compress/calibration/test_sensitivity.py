@@ -87,6 +87,53 @@ def test_two_layers_by_hand() -> None:
         close(measured[name].row_fisher, (outputs**2).sum(0) / 3)
 
 
+def test_an_activation_in_place_hides_no_layer() -> None:
+    module, x, g = mlp(), seeded(6, 5), seeded(6, 4, seed=1)
+    in_place = nn.Sequential(module[0], nn.ReLU(inplace=True), module[2])
+    apart = nn.Sequential(module[0], nn.ReLU(), module[2])
+    measured, expected = (measure(network, [(x, g)], project) for network in (in_place, apart))
+    assert list(measured) == list(expected) == ["0.weight", "2.weight"]
+    for name in expected:
+        close(measured[name].hessian, expected[name].hessian)  # type: ignore[arg-type]
+        close(measured[name].output, expected[name].output)  # type: ignore[arg-type]
+
+
+def curvature(logits: Tensor) -> Tensor:
+    p = torch.softmax(logits, -1)
+    return torch.diag(p) - torch.outer(p, p)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_gradients_at_logits_have_the_curvature_of_the_kl(reduction: str) -> None:
+    """Diag(p) − p pᵀ, statistically, in nats per target, whatever the labels and the reduction."""
+    logits = torch.tensor([2.0, 0.5, -1.0, 0.0])
+    module = nn.Linear(1, 4, bias=False)
+    module.weight.data = logits[:, None]
+    count = 20_000
+    batch = torch.ones(count, 1), torch.zeros(count, dtype=torch.long)
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        losses = F.cross_entropy(module(batch[0]), batch[1], reduction=reduction)
+        return losses.sum() * (count if reduction == "mean" else 1)
+
+    measured = measure(module, [batch], loss)["weight"]
+    assert measured.output is not None
+    torch.testing.assert_close(measured.output, curvature(logits), rtol=0, atol=0.01)
+    assert measured.hessian is not None
+    assert measured.hessian.item() == pytest.approx(1)
+    other = measure(module, [(batch[0], batch[1] + 3)], loss)["weight"]
+    assert torch.equal(other.output, measured.output), "labels are not used"  # type: ignore[arg-type]
+
+
+def test_targets_that_are_ignored_count_for_nothing() -> None:
+    module, x = mlp(), seeded(8, 5)
+    labels = torch.tensor([0, 1, -100, 2, -100, 3, 1, -100])
+    kept = labels != -100
+    often = [(x[kept].repeat(2000, 1), labels[kept].repeat(2000)), (x.repeat(2000, 1), labels.repeat(2000))]
+    alone, many = (measure(module, [batch], classify)["2.weight"].output for batch in often)
+    torch.testing.assert_close(alone, many, rtol=0, atol=0.02)
+
+
 CONVOLUTIONS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Conv2d(3, 4, 3, bias=False), (2, 3, 7, 6)),
     (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2, bias=False), (2, 4, 7, 6)),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units
+from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.entropy import coder
@@ -235,6 +235,17 @@ BAD = {
 def test_a_symmetry_that_does_not_fit_is_refused(symmetry: Any) -> None:
     with pytest.raises(ConfigError, match="symmetr"):
         sort_units({"up": torch.randn(6, 3), "down": torch.randn(2, 6)}, [symmetry], {})
+
+
+def test_declarations_of_parts_are_found_under_their_names() -> None:
+    model = gpt(SHAPES[0])
+    assert symmetries_of(model) == model.symmetries()
+    wrapped = nn.ModuleDict({"lm": model})
+    symmetries = symmetries_of(wrapped)
+    assert len(symmetries) == len(model.symmetries())
+    state, _ = sort_units(wrapped.state_dict(), symmetries, {})
+    plain, _ = sort_units(model.state_dict(), model.symmetries(), {})
+    assert equal({name.removeprefix("lm."): weight for name, weight in state.items()}, plain)
 
 
 def test_blocks_of_channels_move_with_them() -> None:

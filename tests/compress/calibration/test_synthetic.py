@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.calibration import synthetic
-from birdie.compress.calibration.synthetic import Inputs, synthetic_calibration
+from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.synthetic import HeldOutError, Inputs, synthetic_calibration
 from birdie.compress.prior import mean_cost, prior
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError, WeightsError
@@ -35,6 +36,17 @@ class Language(nn.Module):
     def forward(self, ids: Tensor) -> dict[str, Tensor]:
         x = self.tokens(ids) + 0.1 * self.positions(torch.arange(ids.shape[1]) % 64)
         return {"hidden": x, "logits": self.head(x + self.outer(self.inner(x).relu()))}
+
+
+class Sum(nn.Module):
+    """Module of two arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+
+    def forward(self, first: Tensor, second: Tensor) -> tuple[None, Tensor]:
+        return None, self.layer(first) + self.layer(second)
 
 
 class Images(nn.Module):
@@ -98,6 +110,27 @@ def test_images_are_changed_until_every_batch_norm_sees_its_running_statistics()
     assert not model.norm._forward_hooks
 
 
+def test_networks_with_other_outputs_take_example_inputs_and_their_relative_error(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 24))
+    inputs = torch.randn(200, 24) @ torch.diag(torch.linspace(0.01, 2, 24))
+    result = synthetic_calibration(model, inputs)
+    assert isinstance(result.held_out, HeldOutError)
+    assert result.held_out(model.state_dict()) == 0
+    zeros = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}
+    assert result.held_out(zeros) == pytest.approx(1, abs=0.1)
+    errors = []
+    for name, examples in (("with", inputs), ("without", None)):
+        known = None if examples is None else birdie.calibrate(model, example_inputs=examples)
+        summary = birdie.save(model, tmp_path / name, budget=1_500, calibration=known)
+        held_out = None if examples is None else result.held_out(birdie.load(tmp_path / name))
+        assert summary.error == held_out
+        with torch.no_grad():
+            decoded = torch.func.functional_call(model, birdie.load(tmp_path / name), (inputs,))
+            errors.append(float((decoded - model(inputs)).square().mean()))
+    assert errors[0] < 0.8 * errors[1]
+
+
 class Detector(nn.Module):
     """Detector of sound, whose probability is saturated by loud inputs; takes (clips, samples)."""
 
@@ -124,6 +157,41 @@ def test_networks_of_sound_take_noise_and_assumed_rows() -> None:
     ratio = rows.double() / assumed
     assert ratio.max() < 1.001 * ratio.min()
     assert hessian.shape == (128, 128)
+
+
+def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
+    model = Sum()
+    one, two = torch.randn(20, 8), torch.randn(20, 8)
+    for examples in ((one, two), {"first": one, "second": two}, [(one, two), (two, one)]):
+        result = synthetic_calibration(model, examples)
+        assert isinstance(result.held_out, HeldOut)
+        assert result.held_out.batches
+    assert len(synthetic._split(Inputs((one, two)))) == synthetic.BATCHES
+
+
+class Towers(nn.Module):
+    """Two networks with an output each, a cache beside them, and noise in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        noisy = self.second(x + torch.randn(x.shape))
+        return {"first": self.first(x), "both": (noisy,), "hidden_states": self.third(x), "infinite": x * torch.inf}
+
+
+def test_all_outputs_count_but_inner_states_and_random_numbers_are_those_of_each_call() -> None:
+    model, x = Towers(), torch.randn(40, 16)
+    generator_state = torch.get_rng_state()
+    result = synthetic_calibration(model, x)
+    assert torch.equal(torch.get_rng_state(), generator_state)
+    assert result.sensitivities.keys() == {"first.weight", "second.weight"}
+    assert result.held_out is not None
+    assert result.held_out(model.state_dict()) == 0
+    zeros = {name: torch.zeros_like(weight) for name, weight in model.first.state_dict(prefix="first.").items()}
+    assert result.held_out(zeros) == pytest.approx(1 / 4, abs=0.1)  # of one output in four
 
 
 def test_a_module_that_cannot_be_differentiated_is_calibrated_by_forward_passes() -> None:

@@ -95,6 +95,24 @@ def test_each_matrix_is_quantized_alone_at_so_many_bits(network: Network, table:
             assert row.loss[bits] == result.held_out({**weights, row.name: decode(encoded)})
 
 
+def test_a_bit_more_is_a_fourth_of_the_increase_whatever_the_reduction(network: Network) -> None:
+    """Beyond the bits at which the entropy of a small matrix shows them, too."""
+    one, other = (birdie.sensitivity(network, draw(4, seed=2), loss, at=(7, 9)) for loss in (nats, mean_nats))
+    assert one.unit == other.unit == "nats of KL per target"
+    by_name = {row.name: row.loss for row in other.rows}
+    for row in one.rows:
+        assert row.loss[7] == pytest.approx(16 * row.loss[9], rel=0.35)
+        assert row.loss[7] == pytest.approx(by_name[row.name][7], rel=0.35)
+
+
+def test_the_module_is_left_as_it_is(network: Network) -> None:
+    kept = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    steps: list[tuple[float, float | None]] = []
+    birdie.sensitivity(network, draw(5, seed=2), nats, at=AT, progress=lambda *step: steps.append(step))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in network.state_dict().items())
+    assert steps == [(done, 5) for done in range(1, 6)]
+
+
 def test_tied_matrices_are_one_row_and_unused_ones_are_listed() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

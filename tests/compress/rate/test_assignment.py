@@ -42,6 +42,18 @@ def test_the_first_matching_rule_wins_and_the_rest_get_the_default() -> None:
     assert assigned(STATE).settled["blocks.0.w"] == DEFAULT
 
 
+def test_a_default_of_lossless_or_bf16_covers_small_tensors_too() -> None:
+    assert set(assigned(STATE, "lossless").settled.values()) == {Lossless()}
+    assert set(assigned(STATE, target=Target(lossless=True)).settled.values()) == {Lossless()}
+    assert assigned(STATE, Cast("bf16")).settled["blocks.0.norm"] == Cast("bf16")
+
+
+def test_a_default_that_quantizes_leaves_vectors_alone_and_a_rule_does_not() -> None:
+    bias = {"v": torch.rand(SMALL) + 1, "w": torch.randn(SMALL, 8)}
+    assert assigned(bias, "int4").settled == {"v": Cast(), "w": Grid(bits=4)}
+    assert assigned(bias, [("v", "int4")]).settled["v"] == Grid(bits=4)
+
+
 @pytest.mark.parametrize("spec", [None, "int4", "sigma:0.3"])
 def test_flat_vectors_of_weights_are_quantized_and_smooth_ones_are_not(spec: str | None) -> None:
     scheme = DEFAULT if spec is None else parse_spec(spec)

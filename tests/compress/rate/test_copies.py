@@ -62,6 +62,17 @@ def test_ties_stay_ties_beside_copies() -> None:
     assert len(set(memory.values())) == 3
 
 
+def test_equal_bits_of_one_kind_are_equal() -> None:
+    changed, zeros = TABLE.clone(), TABLE.masked_fill(TABLE < 0, 0)
+    changed[40, 7] += 1e-3
+    assert copies({"a": TABLE, "b": changed}) == {}
+    assert copies({"a": TABLE, "b": TABLE.reshape(48, 64)}) == {}
+    assert copies({"a": TABLE, "b": TABLE.double()}) == {}
+    assert copies({"a": zeros, "b": torch.where(TABLE < 0, -0.0, TABLE)}) == {}
+    assert copies({"a": TABLE.T, "b": TABLE.T.contiguous()}) == {"b": "a"}
+    assert copies({name: TABLE.clone() for name in "abc"}) == {"b": "a", "c": "a"}
+
+
 def test_averages_of_an_optimizer_are_independent_again() -> None:
     checkpoint = {"exp_avg": TABLE, "exp_avg_sq": TABLE.clone(), "step": 1}
     file = io.BytesIO()
@@ -69,6 +80,15 @@ def test_averages_of_an_optimizer_are_independent_again() -> None:
     back = birdie.load_object(file.getvalue())
     assert torch.equal(back["exp_avg"], back["exp_avg_sq"])
     assert back["exp_avg"].data_ptr() != back["exp_avg_sq"].data_ptr()
+
+
+def test_modules_get_their_own_tensors() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+    model[1].load_state_dict(model[0].state_dict())
+    other = birdie.load(saved(model), into=torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)))
+    first, _, second, _ = other.parameters()
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()
 
 
 def test_copies_count_for_the_limit_of_decoded_bytes() -> None:

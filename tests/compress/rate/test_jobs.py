@@ -1,7 +1,9 @@
 """Jobs: at one exponent the last bit is worth the same in every matrix, and sizes follow it steadily."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,8 +12,9 @@ from birdie.compress.coding import Coded, decode
 from birdie.compress.prior import prior
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.encoding import Encoder
-from birdie.compress.rate.jobs import Jobs, assignments, jobs_of
+from birdie.compress.rate.jobs import COARSEST, FINEST, Jobs, assignments, jobs_of
 from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.trellis import Trellis
 from tests.compress.matrices import coded_bytes, covariance
 
@@ -49,6 +52,10 @@ def encode(jobs: Jobs, exponent: float, *, draft: bool = False) -> dict[str, Enc
     return {job.name: job.encode(slice(None), exponent, draft=draft) for job in jobs.by_name.values()}
 
 
+def total_bytes(encoded: Mapping[str, Encoded]) -> int:
+    return sum(map(coded_bytes, encoded.values()))
+
+
 def loss(sensitivity: Sensitivity, weight: Tensor, encoded: Encoded | None) -> float:
     """Return ½ tr(G E H Eᵀ), G being diagonal, of the decoded matrix; of zeros without one."""
     error = weight.double() if encoded is None else decode(encoded).double() - weight.double()
@@ -73,9 +80,32 @@ def test_the_last_bit_is_worth_the_same_in_every_matrix() -> None:
     assert max(bits) > min(bits) + 0.5, "bits go to the matrices that count"
 
 
+def test_an_octave_coarser_is_a_bit_less_and_sizes_fall_all_the_way() -> None:
+    allocation = allocate(matrices(), sensitivities(), Trellis(4))
+    weights = sum(weight.numel() for weight in matrices().values())
+    totals = [total_bytes(encode(allocation, exponent)) for exponent in (-5.0, -4.0, -3.0)]
+    assert all(more - fewer == pytest.approx(weights / 8, rel=0.1) for more, fewer in pairwise(totals))
+    close = [total_bytes(encode(allocation, exponent)) for exponent in (-2.96, -2.92, -2.9)]
+    assert all(more > fewer for more, fewer in pairwise(close)), "in small differences as well"
+
+
 def fisher(sensitivity: Sensitivity) -> Tensor:
     assert sensitivity.row_fisher is not None
     return sensitivity.row_fisher
+
+
+def test_the_finest_and_the_coarsest_are_within_reach() -> None:
+    weights, known = matrices(), sensitivities()
+    weights["one"][3, 4] = 1e4
+    allocation = allocate(weights, known, Trellis(4))
+    assert allocate(matrices()).coarsest < COARSEST <= allocation.coarsest
+    finest, coarsest = encode(allocation, FINEST), encode(allocation, allocation.coarsest)
+    for name, weight in weights.items():
+        assert max(np.abs(stream).max() for stream in finest[name].streams) <= MAX_SYMBOL
+        error = (decode(finest[name]) - weight).abs().amax(1)
+        assert bool((error < 2e-3 * weight.abs().amax(1).clamp_min(1)).all())
+        assert 8 * coded_bytes(coarsest[name]) < 0.6 * weight.numel()
+        assert loss(known[name], weight, coarsest[name]) <= 1.001 * loss(known[name], weight, None), "worse than zeros"
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -87,6 +117,12 @@ def test_uncalibrated_matrices_take_the_prior_on_paths_down_the_columns_where_as
         assert encoded.scheme == "trellis"
         assert encoded.params == by_prior[name].params
         assert torch.equal(decode(encoded), decode(by_prior[name]))
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    jobs = allocate(matrices(), sensitivities(), Trellis(4))
+    one, two = (Encoder("fast", workers=workers).code(jobs.searched, -3.0) for workers in (1, 2))
+    assert one == two
 
 
 def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget() -> None:

@@ -207,6 +207,13 @@ def test_small_tensors_are_coarsened_only_where_they_crowd_the_rest() -> None:
     assert (roomy, crowded) == ("cast", "blocks")
 
 
+def test_tensors_that_a_rule_names_keep_their_scheme() -> None:
+    result = fit(model(), 40_000, [("blocks.0.w", "lossless"), ("blocks.1.w", "int4")])
+    assert result.encoded.tensors["blocks.0.w"].scheme == "lossless"
+    assert int(np.abs(with_integers(result.encoded.tensors["blocks.1.w"]).streams[0]).max()) <= 7
+    assert 40_000 - 64 <= result.bytes <= 40_000
+
+
 def test_a_scheme_for_every_tensor_is_steered_by_its_scale() -> None:
     result = fit(model(), 20_000, "sigma:0.3,group_size=16")
     assert 20_000 - 64 <= result.bytes <= 20_000

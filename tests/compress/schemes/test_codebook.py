@@ -14,12 +14,24 @@ from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook, kmeans
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.rotation import Rotation, lloyd_max, signs
+from birdie.compress.schemes.rotation import Rotation, lloyd_max, rotate, signs
 from birdie.compress.schemes.ternary import Ternary
 from birdie.entropy import coder
 from birdie.errors import ConfigError
 from tests.compress.matrices import DTYPES, random_weight, squared_error
 from tests.compress.matrices import squared_error as error
+
+
+@settings(max_examples=25)
+@given(columns=st.integers(1, 300), seed=st.integers(0, 65_535))
+def test_a_rotation_keeps_lengths_and_angles_and_is_undone(columns: int, seed: int) -> None:
+    weight = np.random.default_rng(seed).standard_normal((columns, 3))
+    turned = weight.copy()
+    rotate(turned, seed, back=False)
+    np.testing.assert_allclose(turned.T @ turned, weight.T @ weight, atol=1e-9 * columns)
+    rotate(turned, seed)
+    np.testing.assert_allclose(turned, weight, atol=1e-12)
+
 
 NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9, unique=True)
 
@@ -41,6 +53,33 @@ def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed
     levels = kmeans(values, weights, k)
     assert (np.diff(levels) > 0).all()
     assert cost(values, weights, levels) <= best + 1e-9 * float((weights * values**2).sum() + 1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [2, 16, 256])
+def test_every_weight_gets_its_nearest_level(k: int, dtype: torch.dtype) -> None:
+    weight = random_weight(40, 33).to(dtype)
+    encoded = Codebook(k).encode("w", weight)
+    decoded = decode(encoded).double()
+    assert int(encoded.streams[0].max()) < encoded.params[0] <= k
+    nearest = (weight.double().reshape(-1, 1) - decoded.unique()).abs().amin(dim=1)
+    largest = torch.maximum(weight.double().abs(), decoded.abs()).reshape(-1)
+    error_of = (weight.double() - decoded).abs().reshape(-1)
+    assert bool((error_of <= nearest + torch.finfo(dtype).eps * largest).all()), "but for the rounding of levels"
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_error_falls_as_levels_are_added(rows: bool, weighted: bool) -> None:
+    weight = random_weight(24, 64)
+    mass = torch.linspace(0.1, 4, 64).double()
+    sensitivity = Sensitivity(hessian=torch.diag(mass)) if weighted else None
+    errors = [
+        error(weight, Codebook(k, rows).encode("w", weight, sensitivity=sensitivity), mass if weighted else None)
+        for k in (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
+    ]
+    assert all(more < fewer for fewer, more in itertools.pairwise(errors))
+    assert errors[-1] < 0.001 * errors[0]
 
 
 def test_few_values_are_kept_exactly_to_the_fineness_of_levels() -> None:
@@ -107,6 +146,25 @@ def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> Non
     assert achieved <= best + 0.0225**2 * total + 1e-6 * total
 
 
+def test_zeros_gain_over_binary_and_smaller_groups_over_larger() -> None:
+    weight = random_weight(32, 256)
+    errors = [
+        squared_error(weight, scheme.encode("w", weight)) for scheme in (Ternary(binary=True), Ternary(), Ternary(32))
+    ]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_binary_weights_have_no_zeros_but_in_groups_of_zeros() -> None:
+    weight = random_weight(4, 16)
+    weight[1, 3] = 0
+    weight[2, 8:] = 0
+    encoded = Ternary(8, binary=True).encode("w", weight)
+    zeros = torch.from_numpy(encoded.streams[0] == 0)
+    assert bool(zeros[2, 8:].all())
+    assert int(zeros.sum()) == 8
+    assert not decode(encoded)[2, 8:].any()
+
+
 def test_sensitivities_of_other_matrices_are_refused() -> None:
     with pytest.raises(ConfigError, match="calibrate again"):
         Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=torch.eye(2)))
@@ -145,6 +203,23 @@ def test_lloyd_max_levels_are_those_of_the_tables() -> None:
     for bits, wanted in ((2, 0.1175), (3, 0.03454), (4, 0.009497)):
         distortion = error(weight, Rotation(bits).encode("w", weight)) / weight.numel()
         assert abs(distortion / wanted - 1) < 0.03
+
+
+@settings(max_examples=25)
+@given(
+    scheme=st.sampled_from([Rotation(4), Rotation(base=Grid(sigma=0.2)), Rotation(1)]),
+    shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)
+def test_no_row_is_farther_from_the_weight_than_zeros(
+    scheme: Rotation, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+) -> None:
+    weight = random_weight(*shape, seed=seed).to(dtype)
+    encoded = scheme.encode("w", weight)
+    rows = weight.double().reshape(encoded.streams[0].shape)
+    errors = (decode(encoded).double().reshape(rows.shape) - rows).square().sum(dim=1)
+    assert bool((errors <= rows.square().sum(dim=1) + 1e-9).all())
 
 
 def test_the_hessian_is_rotated_with_the_rows() -> None:

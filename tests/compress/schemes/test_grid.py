@@ -22,7 +22,36 @@ from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.trellis import Trellis
 from birdie.errors import ArtifactError, ConfigError
-from tests.compress.matrices import gaussian, random_weight
+from tests.compress.matrices import DTYPES, gaussian, random_weight
+
+
+@settings(max_examples=25)  # the first example compiles
+@given(
+    bits=st.integers(2, 8),
+    shape=st.sampled_from([(1, 1), (7, 5), (40, 33), (6, 4, 3, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)
+def test_error_inside_the_clip_is_half_a_scale(
+    bits: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+) -> None:
+    weight = random_weight(*shape, seed=seed).to(dtype)
+    encoded = Grid(bits=bits, clip_quantile=1.0).encode("w", weight)
+    scale = torch.from_numpy(scales_of(encoded.streams[1])).double()
+    error = (decode(encoded).double() - weight.double()).reshape(shape[0], -1).abs()
+    rounding = torch.finfo(dtype).eps * weight.double().abs().reshape(shape[0], -1).amax(1, keepdim=True)
+    assert bool((error <= scale / 2 * (1 + 1e-5) + rounding).all())
+    assert int(np.abs(encoded.streams[0]).max()) <= 2 ** (bits - 1) - 1
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
+def test_sigma_scales_follow_the_deviation_of_the_row(sigma: float) -> None:
+    weight = random_weight(64, 256)
+    encoded = Grid(sigma=sigma).encode("w", weight)
+    ratio = scales_of(encoded.streams[1])[:, 0] / (sigma * weight.double().numpy().std(axis=1))
+    assert (np.abs(np.log2(ratio)) <= 0.5 / PER_OCTAVE + 1e-6).all()
+    scale = torch.from_numpy(scales_of(encoded.streams[1]))
+    assert bool(((decode(encoded) - weight).abs() <= scale / 2 * (1 + 1e-5)).all())
 
 
 @pytest.mark.parametrize(("bits", "k"), [(6, 12.85), (8, 20.0), (4, 2.5)])
@@ -38,6 +67,16 @@ def test_sdclip_is_its_formula(bits: int, k: float) -> None:
     np.testing.assert_array_equal(symbols, np.clip(np.rint(weight.numpy() / scale), -top, top))
     clipped = k < 15  # the outlier is some sixteen deviations away
     assert bool(abs(int(symbols[0, 0])) == top) == clipped
+
+
+def test_sdclip_keeps_rows_that_do_not_vary() -> None:
+    """A deviation of nothing is no scale: constant rows and rows of a large offset keep their size."""
+    weight = random_weight(4, 64)
+    weight[1] = 0.7
+    weight[2] = 5 + 1e-3 * weight[2]
+    weight[3] = 0
+    decoded = decode(Grid(6, clip_sigmas=12.85).encode("w", weight))
+    assert bool(((decoded - weight).abs()[1:] <= weight[1:].abs().amax(1, keepdim=True) / 31).all())
 
 
 def squared(encoded: Encoded, weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -68,6 +107,15 @@ def test_a_clip_search_never_leaves_more_error_than_the_maximum(
     counts = inputs.double() if calibrated else torch.ones(columns, dtype=torch.float64)
     best, most = squared(searched, weight, counts), squared(widest, weight, counts)
     assert bool((best <= most * (1 + 1e-6)).all())
+
+
+def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_scale() -> None:
+    weight = random_weight(8, 16)
+    weight[0], weight[3], weight[7] = 0, 0, 0
+    encoded = Grid().encode("w", weight)
+    scales = encoded.streams[1][:, 0]
+    assert (scales[0], scales[3], scales[7]) == (scales[1], scales[2], scales[6])
+    assert not decode(encoded)[[0, 3, 7]].any()
 
 
 @pytest.mark.parametrize("scheme", [Grid(sigma=0.3, per_tensor=True), Trellis(8, 0.3, per_tensor=True)])

@@ -45,6 +45,14 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype: torch.dtype) -> Non
         assert torch.equal(decode(Lossless().encode("w", data.view(dtype).t())).view(torch.uint8), data.t())
 
 
+def test_views_are_what_they_show() -> None:
+    for dtype in (torch.complex64, torch.complex128):
+        weight = torch.randn(4, 6, dtype=dtype)
+        assert same_bits(decode(Lossless().encode("w", weight.conj())), weight.conj().resolve_conj())
+        assert same_bits(decode(Lossless().encode("w", weight.conj().imag)), weight.conj().imag.resolve_neg())
+    assert decode(Lossless().encode("w", torch.empty(0).as_strided((0, 1), (1, 0)))).shape == (0, 1)
+
+
 def test_a_boolean_is_zero_or_one() -> None:
     """torch takes other bytes for True, but a file would have 1 instead."""
     with pytest.raises(ArtifactError, match="neither 0 nor 1"):
@@ -93,6 +101,13 @@ def test_any_range_of_integers_comes_back(dtype: torch.dtype, low: int, span: in
     encode(torch.from_numpy(bits.view(np.uint8)).view(dtype).reshape(6, 11))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[VALUES], ids=str)
+def test_the_ends_of_a_dtype_come_back(dtype: torch.dtype) -> None:
+    ends = torch.iinfo(dtype)
+    for values in ([ends.min, ends.max], [ends.max, ends.min, ends.max - 1], [ends.max], [ends.min] * 3):
+        encode(torch.tensor(values, dtype=dtype))
+
+
 @pytest.mark.parametrize("dtype", mostly_nightly(DTYPES[LISTED], (torch.bfloat16, torch.float32)), ids=str)
 def test_floats_of_few_magnitudes_cost_what_integers_do(dtype: torch.dtype) -> None:
     """Floats rounded to a grid, with a signed zero, a NaN and infinities among them; trained ones are not listed."""
@@ -103,6 +118,21 @@ def test_floats_of_few_magnitudes_cost_what_integers_do(dtype: torch.dtype) -> N
     assert encoded.params[0] == LISTED
     assert coded_bytes(encoded) < len(coder.encode(integers.int().numpy(), effort="fast").payload) + 200
     assert encode(gaussian(128, 256).to(dtype)).params == ()
+
+
+def test_a_causal_mask_of_256_positions_takes_less_than_forty_bytes() -> None:
+    for mask in (torch.ones(256, 256).tril(), torch.full((1, 1, 256, 256), -torch.inf).triu(1)):
+        assert coded_bytes(encode(mask)) < 40
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_positions_in_floats_cost_next_to_nothing(dtype: torch.dtype) -> None:
+    positions = torch.arange(-100, 156).to(dtype)
+    encoded = encode(positions)
+    assert (encoded.params, coded_bytes(encoded) < 16) == ((DIFFERENCES,), True)
+    for other in (0.5, -0.0, torch.nan, torch.inf, 2.0 * WHOLE[dtype]):
+        positions[70] = other
+        assert encode(positions).params != (DIFFERENCES,)
 
 
 HIGHEST, WORDS = (1 << 31) - 1, Lossless().encode("w", torch.tensor([1.5, 0.1], dtype=torch.bfloat16)).streams

@@ -66,6 +66,16 @@ def test_nor_the_error_that_a_sensitivity_weighs(seed: int, full: bool, rows: bo
     assert last < 0.9 * uncorrected
 
 
+@pytest.mark.parametrize("base", [Grid(bits=3), Ternary(8)])
+def test_factors_of_eight_bits_are_nearly_as_good_as_the_singular_vectors(base: Grid) -> None:
+    """Eckart–Young: nothing of rank r leaves less than the singular values beyond r."""
+    weight = random_weight(24, 33)
+    beyond = torch.linalg.svdvals(decode(base.encode("w", weight)).double() - weight.double())[4:]
+    least = float(beyond.square().sum())
+    assert least <= error(weight, LowRank(4, base, left_bits=8, right_bits=8).encode("w", weight)) < 1.03 * least
+    assert error(weight, LowRank(4, base, left_bits=4, right_bits=4).encode("w", weight)) < 1.2 * least
+
+
 def test_bases_that_cannot_be_corrected_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot correct cast"):
         LowRank(base=Cast()).encode("w", random_weight(4, 8))

@@ -180,6 +180,15 @@ def test_weights_that_are_not_quantized_have_no_levels(dtype: torch.dtype) -> No
         assert search(broken) is None
 
 
+def test_rows_of_zeros_and_signed_zeros_come_back() -> None:
+    weight, _ = by_row(4)
+    weight[0], weight[3], weight[9] = 0.0, -0.0, -0.0
+    weight[20, ::3] *= -0.0
+    encoded = Lossless().encode("w", weight)
+    assert encoded.params[0] == SCALED
+    assert same_bits(decode(encoded), weight)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     dtype=st.sampled_from([FLOAT32, FLOAT16, BFLOAT16]),

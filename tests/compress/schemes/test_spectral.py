@@ -1,5 +1,7 @@
 """Spectral schemes: transforms pay where they are taken, and scans are orders that are undone."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ from birdie.compress.spectral.inverse import KINDS, Axes, cosines
 from birdie.compress.spectral.transforms import Transform
 from birdie.entropy import coder
 from birdie.errors import ConfigError
-from tests.compress.matrices import DTYPES, gaussian, smooth_kernels
+from tests.compress.matrices import DTYPES, gaussian, smooth_kernels, squared_error
 
 SHAPES = [(1, 1), (9,), (7, 5), (40, 33), (64, 24), (6, 4, 3, 3), (16, 8, 5), (2, 3, 4, 3, 3)]
 TRANSFORMS = [
@@ -65,6 +67,15 @@ def test_trained_coefficients_come_back(
     torch.testing.assert_close(back, expected.float().to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     if transform.kind == "identity":
         assert torch.equal(back, (torch.from_numpy(symbols).float() * wide.float()).to(dtype))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_every_transform_leaves_the_error_of_the_plain_grid(transform: Transform) -> None:
+    weight = gaussian(48, 40)
+    for sigma in (0.2, 0.8):
+        plain = squared_error(weight, Spectral(Transform("identity"), sigma).encode("w", weight))
+        transformed = squared_error(weight, Spectral(transform, sigma).encode("w", weight))
+        assert abs(math.log2(transformed / plain)) < 0.15  # scales come in sixteenths of an octave
 
 
 def test_auto_takes_the_identity_for_noise_and_a_transform_where_it_pays() -> None:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.trellis import Trellis, column_scales, row_scales
+from birdie.compress.schemes.trellis import Trellis, column_scales, is_pruned, row_scales
 from birdie.compress.tensors import rows_columns
 from birdie.compress.trellis import viterbi
 from birdie.compress.trellis.feedback import feedback
+from birdie.entropy.trellis_states import STATES, machine
 from tests.compress.matrices import coded_bytes, covariance
 
 
@@ -78,6 +79,26 @@ def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_
     assert loss(known, weight, both) < 0.97 * interpolated
 
 
+def test_a_larger_lambda_costs_fewer_bytes_and_more_loss() -> None:
+    known, weight = sensitivity(80, 64), weights(80, 64)
+    curve = [at_price(Trellis(8), weight, known, 1e-6 * 8**power) for power in range(5)]
+    sizes, losses = [coded_bytes(encoded) for encoded in curve], [loss(known, weight, encoded) for encoded in curve]
+    assert all(more < fewer for fewer, more in pairwise(sizes))
+    assert all(more > fewer for fewer, more in pairwise(losses))
+
+
+def test_a_scale_finer_by_lambda_pays_lambda_a_bit() -> None:
+    """λ is the price of a bit: −d(½ loss)/d(bits) = λ, in nats; at high rate, a trellis of scales set by the loss."""
+    known, weight = sensitivity(160, 128), weights(160, 128)
+    lam = 1e-6
+    fine, coarse = (
+        at_price(Trellis(8, output=False), weight, replace(known, output=None), price) for price in (lam / 2, lam * 2)
+    )
+    only_rows = replace(known, output=torch.diag(known.output.diagonal()))  # type: ignore[union-attr]
+    saved = loss(only_rows, weight, coarse) / 2 - loss(only_rows, weight, fine) / 2
+    assert saved / (8 * (coded_bytes(fine) - coded_bytes(coarse))) == pytest.approx(lam, rel=0.15)
+
+
 def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other numbers near a few weights are better, and overlapping stretches agree with a single search."""
     generator = torch.Generator().manual_seed(3)
@@ -107,6 +128,18 @@ def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid() -> None:
     assert max(gaps[1:]) < gaps[0] - 0.12
 
 
+def test_zero_tensors_are_kept_and_zero_rows_stay_zero() -> None:
+    assert decode(Trellis().encode("w", torch.zeros(4, 40))).tolist() == torch.zeros(4, 40).tolist()
+    for columns in (5, 40):
+        weight = weights(30, columns)
+        weight[7:9] = weight[29] = 0
+        for known in (None, Sensitivity(torch.eye(columns), torch.ones(30))):
+            decoded = decode(at_price(Trellis(8), weight, known, 1e-4))
+            assert float(decoded[[7, 8, 29]].abs().max()) < 1e-30
+            if columns == 40:
+                assert not decoded[[7, 8, 29]].any()
+
+
 def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
     """Inputs that share a mean: feedback leaves next to nothing of each, yet a row of zeros loses the mean itself."""
     generator = torch.Generator().manual_seed(0)
@@ -119,3 +152,42 @@ def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
         return int((decode(at_price(Trellis(), weight, sensitivity, 0.02)) == 0).all(1).sum())
 
     assert 0 == left_out(10.0) < left_out(0.0) < 32
+
+
+def test_the_distortion_of_each_trellis_is_what_it_says() -> None:
+    """Nearest paths on a fine grid, in squared scales: the bound on what a trellis can do for errors alone."""
+    source = torch.rand(4000, 16, generator=torch.Generator().manual_seed(1)) * 60
+    for states in STATES:
+        encoded = Trellis(states, sigma=0.06, rate=0.0).encode("w", source)
+        scale = row_scales(encoded)[:, None].astype(np.float64)
+        error = (decode(encoded).double().numpy() - source.double().numpy()) / scale
+        assert float((error**2).mean()) == pytest.approx(Trellis(states).distortion, rel=0.06)
+        assert machine(states).odd.size == states
+
+
+PRUNED = {  # the weights that are zero
+    "one in ten": lambda draw: draw < -0.128,
+    "nine in ten": lambda draw: draw < 0.128,
+    "rows": lambda draw: (torch.arange(len(draw)) % 5 == 0)[:, None].expand_as(draw),
+}
+
+
+@pytest.mark.parametrize("scheme", [Trellis(), Trellis(8, 0.5), Trellis(bits=4), Trellis(1, bits=3, rate=0.0)], ids=str)
+@pytest.mark.parametrize("columns", [9, 80])
+@pytest.mark.parametrize("kind", PRUNED)
+def test_zeros_of_a_pruned_matrix_stay_zeros(kind: str, columns: int, scheme: Trellis) -> None:
+    """Half of the states have no zero, and feedback would move a zero away from it."""
+    weight = weights(40, columns).masked_fill(PRUNED[kind](weights(40, columns, 1)), 0)
+    for known in (None, sensitivity(40, columns)):
+        decoded = decode(at_price(scheme, weight, known, 1e-3))
+        assert not decoded[weight == 0].any()
+        assert decoded.any()
+
+
+def test_weights_that_were_quantized_once_are_not_pruned() -> None:
+    """They have as many zeros as other multiples of their scale, and the trellis serves them as any others."""
+    dead = weights(32, 256)
+    dead[4:20] = 0  # rows that decode to zeros in any case
+    for weight in (weights(32, 256), (weights(32, 256) * 50).round() / 50, dead):
+        assert not is_pruned(weight.numpy())
+    assert is_pruned(weights(32, 256).masked_fill(weights(32, 256, 1) < -0.128, 0).numpy())

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
@@ -11,6 +13,7 @@ from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.tucker import (
     Tucker,
+    decompose,
 )
 from birdie.errors import ConfigError
 from tests.compress.matrices import coded_bytes, few_components, relative_error
@@ -40,6 +43,17 @@ def test_the_core_makes_up_for_what_factors_lost() -> None:
     core = left[:, : ranks[0]].T @ weight @ right[: ranks[1]].T
     plain = float((spoiled @ core @ right[: ranks[1]] - weight).square().sum() / weight.square().sum())
     assert projected < plain
+
+
+def test_what_is_not_cut_is_as_the_base_alone() -> None:
+    noise = torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
+    for weight in (noise, few_components(30), few_components(1, 1)):
+        encoded, base = Tucker().encode("w", weight), Grid(sigma=0.3).encode("w", weight)
+        assert encoded.scheme == "grid"
+        assert torch.equal(decode(encoded), decode(base))
+    nine = torch.ones(2, 2, 2, 2, 2, 2, 2, 2, 2)
+    assert Tucker().encode("w", nine).scheme == "grid"
+    assert Tucker(ranks=(19, 19)).encode("w", noise).scheme == "grid"  # more numbers than there were
 
 
 def test_the_sum_is_the_one_that_the_format_describes() -> None:
@@ -76,6 +90,24 @@ def lost(weight: torch.Tensor, core: torch.Tensor, factors: dict[int, torch.Tens
     for axis, factor in factors.items():
         core = torch.tensordot(factor, core, dims=([1], [axis])).movedim(0, axis)
     return float((core - weight).square().sum())
+
+
+@settings(max_examples=25)
+@given(
+    shape=st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple),
+    seed=st.integers(0, 99),
+    energy=st.floats(0.05, 1),
+)
+def test_a_decomposition_loses_the_energy_that_was_cut(shape: tuple[int, ...], seed: int, energy: float) -> None:
+    weight = noise(*shape, seed=seed)
+    core, factors = decompose(weight, energy, None)
+    total = float(weight.square().sum())
+    assert lost(weight, core, factors) <= (1 - energy) * total + 1e-9 * total
+    rest = total - float(core.square().sum())
+    assert lost(weight, core, factors) == pytest.approx(rest, abs=1e-9 * total + 1e-12)
+    assert core.numel() + sum(factor.numel() for factor in factors.values()) <= weight.numel()
+    for factor in factors.values():
+        torch.testing.assert_close(factor.mT @ factor, torch.eye(factor.shape[1], dtype=factor.dtype))
 
 
 def test_ranks_and_bases_that_do_not_fit_are_refused() -> None:
