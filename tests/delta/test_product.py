@@ -72,6 +72,13 @@ def test_all_components_make_up_the_difference_and_fall_in_size(with_inputs: boo
     assert components.weights.loss(difference.double().numpy()) == pytest.approx((components.sizes**2).sum() / 2)
 
 
+def test_ranks_fall_as_bits_count_for_more() -> None:
+    components = Components.of(torch.randn(60, 50).numpy(), Weights.of(None, np.ones(60)))
+    ranks = [components.rank(10.0**exponent) for exponent in range(-9, 4)]
+    assert ranks == sorted(ranks, reverse=True)
+    assert (ranks[0], ranks[-1]) == (50, 0)
+
+
 def test_components_of_a_large_matrix_are_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_EXACT", 100)
     monkeypatch.setattr(products, "MOST_RANK", 12)

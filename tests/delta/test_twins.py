@@ -17,6 +17,7 @@ from birdie.artifact.container import Reader
 from birdie.artifact.file import File
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.delta.twins import twins
 from birdie.errors import ArtifactError, ConfigError
 from tests.artifact.states import same_bits
 
@@ -52,6 +53,12 @@ def test_they_come_back_bit_for_bit_in_fewer_bytes(dtype: torch.dtype, coder: st
     assert len(data) < sum(len(saved(half, effort=coder)) for half in halves)
     turned = [Reader(one) for one in (data, saved(dict(reversed(state.items())), effort=coder))]
     assert [turned[0].read(name) for name in turned[0].entries] == [turned[1].read(name) for name in turned[1].entries]
+
+
+def test_those_that_share_no_values_are_stored_alone() -> None:
+    state = {f"{i}.weight": torch.randn(64, 128, generator=NUMBERS) for i in range(4)}
+    assert not twins(state)
+    assert not any(row.scheme == "delta" for row in birdie.save(state, io.BytesIO(), lossless=True).tensors)
 
 
 def test_odd_values_stay_as_they_are() -> None:
