@@ -3,6 +3,7 @@
 A conftest.py imports the fixture. Golden files, the tests of `entropy` and whoever tests the coder name their effort.
 """
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from birdie.artifact.options import ObjectOptions, QuantizeOptions, SaveOptions
 
 _KINDS = (SaveOptions, ObjectOptions, QuantizeOptions)
+DEFAULTS = [inspect.signature(kind).parameters["effort"].default for kind in _KINDS]
+"""Defaults of the library."""
 
 
 @pytest.fixture(autouse=True)

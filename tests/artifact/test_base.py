@@ -119,6 +119,14 @@ def test_names_may_have_a_prefix_and_others_may_be_new_missing_tied_or_of_anothe
     assert "alias" in stored.values()
 
 
+def test_a_base_in_another_float_dtype_is_converted(tmp_path: Path) -> None:
+    base = checkpoint()
+    later = {"matrix": trained(base)["matrix"].to(torch.bfloat16)}
+    summary = birdie.save(later, tmp_path / "x.birdie", lossless=True, base=base)
+    assert summary.tensors[0].scheme == "delta"
+    assert bits(birdie.load(tmp_path / "x.birdie", base=base)) == bits(later)
+
+
 def test_large_tensors_are_differences_of_their_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(row_blocks, "LARGE", 1 << 10)
     monkeypatch.setattr(row_blocks, "_BLOCK", 1 << 9)
@@ -141,6 +149,15 @@ def test_a_module_takes_differences_to_itself(tmp_path: Path) -> None:
     birdie.load(tmp_path / "x.birdie", into=model, base=model)
     assert torch.equal(model.weight, later.weight)
     assert torch.equal(model.bias, later.bias)
+
+
+def test_a_lazy_module_decodes_differences_when_it_reads_them(tmp_path: Path) -> None:
+    base, later = nn.Linear(64, 64), nn.Linear(64, 64)
+    later.load_state_dict({name: weight + 1e-4 for name, weight in base.state_dict().items()})
+    birdie.save(later, tmp_path / "x.birdie", lossless=True, base=base)
+    lazy = birdie.load(tmp_path / "x.birdie", into=nn.Linear(64, 64), lazy=True, base=base)
+    x = torch.randn(3, 64)
+    assert torch.equal(lazy(x), later(x))
 
 
 def test_optimizer_states_and_a_lossy_base_are_bases_too(tmp_path: Path) -> None:
@@ -284,6 +301,16 @@ def test_a_difference_is_nearer_than_the_tensor_alone_at_the_same_size(
         birdie.load(tmp_path / "near")
 
 
+def test_what_did_not_change_takes_no_bytes_in_a_lossy_file_either(tmp_path: Path) -> None:
+    base = {f"layers.{index}.weight": torch.randn(64, 64) for index in range(6)} | {"norm": torch.rand(64) + 1}
+    state = {**base, "layers.0.weight": base["layers.0.weight"] + 0.01 * torch.randn(64, 64)}
+    summary = birdie.save(state, tmp_path / "x", base=base, bits=0.3)
+    same = {tensor.name for tensor in summary.tensors if not tensor.bytes}
+    assert same == state.keys() - {"layers.0.weight"}
+    back = birdie.load(tmp_path / "x", base=base)
+    assert all(torch.equal(back[name], base[name]) for name in same)
+
+
 def test_a_tensor_that_is_far_from_its_base_is_stored_alone(tmp_path: Path) -> None:
     base = {"a": torch.randn(64, 64), "b": torch.randn(64, 64), "c": torch.full((64, 64), torch.nan)}
     state = {"a": base["a"] + 0.01 * torch.randn(64, 64), "b": torch.randn(64, 64), "c": torch.randn(64, 64)}
@@ -291,6 +318,19 @@ def test_a_tensor_that_is_far_from_its_base_is_stored_alone(tmp_path: Path) -> N
     assert [tensor.scheme for tensor in summary.tensors] == ["delta", "trellis", "trellis"]
     plain = birdie.load(tmp_path / "x", base=base)
     assert float((plain["a"] - state["a"]).std()) < 0.0101
+
+
+@pytest.mark.parametrize("shape", [(16, 8, 3, 3), (6, 64, 64), (200, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_kernels_stacks_and_other_dtypes(shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
+    base = {"w": torch.randn(shape).to(dtype)}
+    state = {"w": (base["w"].double() + 0.05 * torch.randn(shape)).to(dtype)}
+    for target in ({"bits": 3.0}, {"scheme": "trellis:sigma=0.3"}):
+        birdie.save(state, tmp_path / "x", base=base, **target)
+        back = birdie.load(tmp_path / "x", base=base)["w"]
+        assert back.dtype == dtype
+        assert back.shape == shape
+        assert float((back.double() - state["w"].double()).std()) < 0.03
 
 
 def test_the_command_stores_a_near_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,3 +368,14 @@ def test_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
             torch.set_num_threads(threads)
         files.append((tmp_path / "x").read_bytes())
     assert files[0] == files[1]
+
+
+def test_two_numbers_in_a_byte_are_stored_relative_to_a_base(tmp_path: Path) -> None:
+    """float4: torch counts pairs, and a base of such weights was once refused."""
+    words = torch.randint(0, 256, (2, 32, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    words[1, 1:] = words[0, 1:]
+    base, state = ({"w": one.view(torch.float4_e2m1fn_x2)} for one in words)
+    birdie.save(state, tmp_path / "x.birdie", lossless=True, base=base)
+    loaded = birdie.load(tmp_path / "x.birdie", base=base)["w"]
+    assert loaded.dtype == torch.float4_e2m1fn_x2
+    assert torch.equal(loaded.view(torch.uint8), words[1])

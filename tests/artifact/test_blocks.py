@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import birdie
 from birdie.artifact import container
@@ -99,6 +99,16 @@ def test_a_long_vector_is_cut_where_its_numbers_are_kept(settings: dict[str, Any
     assert torch.equal(loaded, vector) if settings.get("lossless") else torch.allclose(loaded, vector, rtol=0.01)
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_a_module_loads_lazily(tmp_path: Path) -> None:
+    module = nn.Linear(COLUMNS, 600, bias=False)
+    birdie.save(module, tmp_path / "x.birdie")
+    x = torch.randn(2, COLUMNS)
+    lazy = birdie.load(tmp_path / "x.birdie", into=nn.Linear(COLUMNS, 600, bias=False, device="meta"), lazy=True)
+    eager = birdie.load(tmp_path / "x.birdie", into=module)
+    assert torch.equal(lazy(x), eager(x))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_the_one_file_decoder_reads_them(state: dict[str, Tensor], tmp_path: Path) -> None:
@@ -114,6 +124,13 @@ def entries(*heights: int, shape: tuple[int, ...] = (5, 3)) -> list[Entry]:
         for index, height in enumerate(heights)
     ]
     return [Entry("w", 0, 2, shape, kind=BLOCKS), *blocks]
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 3), (3, 2, 3), (1, 6, 3), (3, 1, 2, 3)])
+def test_blocks_are_put_together(shape: tuple[int, ...], tmp_path: Path) -> None:
+    container.write(tmp_path / "x.birdie", entries(2, 4, shape=shape))
+    assert torch.equal(birdie.load(tmp_path / "x.birdie")["w"], torch.zeros(shape, dtype=torch.int8))
+    assert torch.equal(decode_tensor(tmp_path / "x.birdie", "w"), torch.zeros(shape, dtype=torch.int8))
 
 
 @pytest.mark.parametrize(
@@ -138,5 +155,18 @@ def entries(*heights: int, shape: tuple[int, ...] = (5, 3)) -> list[Entry]:
 )
 def test_blocks_that_do_not_make_up_a_tensor_are_refused(damaged: list[Entry], tmp_path: Path) -> None:
     container.write(tmp_path / "x.birdie", damaged)
+    with pytest.raises(ArtifactError):
+        birdie.load(tmp_path / "x.birdie")
+
+
+def test_a_block_without_a_tensor_is_ignored(tmp_path: Path) -> None:
+    container.write(tmp_path / "x.birdie", [*entries(2, 3), Entry(block_name("v", 0), 1, 2, (0, 3))])
+    assert birdie.load(tmp_path / "x.birdie").keys() == {"w"}
+
+
+def test_an_alias_is_no_block(tmp_path: Path) -> None:
+    damaged = entries(2, 3)
+    damaged[1] = Entry(block_name("w", 0), 0, 2, (2, 3), target="v", kind=container.ALIAS)
+    container.write(tmp_path / "x.birdie", [*damaged, Entry("v", 1, 2, (2, 3), (), (Stream(1, bytes(6)),))])
     with pytest.raises(ArtifactError):
         birdie.load(tmp_path / "x.birdie")

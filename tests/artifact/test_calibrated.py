@@ -1,6 +1,7 @@
 """Laws of files from an offloaded calibration: those of one in memory, and nothing left behind."""
 
 import gc
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from torch.optim.swa_utils import AveragedModel
 import birdie
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.offload import calibrate_offloaded
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.trellis.feedback import BlockFeedback, Feedback
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.distributed import World
-from tests.compress.calibration.block_models import Bank, Case, chain, gpt, project, vectors
+from tests.compress.calibration.block_models import Bank, Case, chain, gpt, project, seeded, vectors
 from tests.ranks import run_in_process_group
 
 
@@ -86,6 +88,19 @@ def test_files_are_those_of_a_complete_calibration(
     assert {path.name for path in tmp_path.iterdir()} == set(names)
 
 
+def test_temporary_files_live_as_long_as_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    result = birdie.calibrate(*chain(), offload=True)
+    sensitivities = result.sensitivities
+    del result
+    gc.collect()
+    assert sensitivities["2.weight"].hessian is not None
+    assert [*tmp_path.iterdir()] != []
+    del sensitivities
+    gc.collect()
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_folder_has_the_temporary_files_and_keeps_none(tmp_path: Path) -> None:
     case = chain()
     known = birdie.calibrate(*case, offload=tmp_path / "work")
@@ -127,6 +142,16 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.second(torch.tanh(self.first(x)))
         return out
+
+
+def test_a_mapped_module_has_the_divergence_of_one_in_memory(tmp_path: Path) -> None:
+    module, batches, loss = small_gpt()
+    mapped = HeldOut(module, batches, loss, file=tmp_path / "weights")
+    plain = HeldOut(module, batches, loss)
+    for seed in (0, 1):
+        state = {name: weight + 0.02 * seeded(*weight.shape, seed=seed) for name, weight in module.state_dict().items()}
+        assert mapped(state) == pytest.approx(plain(state), rel=1e-6)
+    assert all(not part._forward_hooks for part in module.modules())
 
 
 def arrays(factors: Feedback) -> list[Any]:

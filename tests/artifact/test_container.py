@@ -1,6 +1,7 @@
 """The container: what is written is read, order does not matter, single entries are read alone, and every damaged byte
 is noticed."""
 
+import dataclasses
 import os
 import zlib
 from collections.abc import Callable
@@ -65,6 +66,16 @@ def test_entries_come_back_in_any_order_from_the_same_bytes(entries: list[Entry]
     assert sum(reader.table().values()) + reader.header_bytes == reader.size == len(data)
 
 
+def test_a_file_reads_like_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "model.birdie"
+    size = container.write(path, sample(), b"{}")
+    assert path.stat().st_size == size
+    with Reader(path) as reader:
+        assert reader.read("layers.2.weight") == sample()[2]
+        assert reader.entry("tied").target == "layers.3.weight"
+    assert path.read_bytes() == container.to_bytes(sample(), b"{}")
+
+
 def test_one_damaged_tensor_leaves_the_others_readable() -> None:
     data = bytearray(container.to_bytes(sample()))
     data[Reader(bytes(data)).header("layers.1.weight").offset] ^= 1
@@ -72,6 +83,12 @@ def test_one_damaged_tensor_leaves_the_others_readable() -> None:
     assert reader.read("layers.0.weight") == sample()[0]
     with pytest.raises(ArtifactError, match=r"layers\.1\.weight"):
         reader.read("layers.1.weight")
+
+
+def test_a_thousand_tensors_cost_a_few_bytes_each() -> None:
+    parts = ("attn.c_q.weight", "attn.c_k.weight", "attn.c_v.weight", "attn.proj.weight", "mlp.fc.weight")
+    entries = [Entry(f"blocks.{i}.{part}", 2, 1, (512, 512)) for i in range(200) for part in parts]
+    assert len(container.to_bytes(entries)) < 1500
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
@@ -124,6 +141,12 @@ def test_what_the_format_cannot_hold_is_refused(entries: list[Entry], words: str
         container.to_bytes(entries)
 
 
+def test_an_alias_of_an_alias_is_refused() -> None:
+    chain = dataclasses.replace(sample()[-1], name="twice", target="tied")
+    with pytest.raises(ConfigError, match="twice"):
+        container.to_bytes([*sample(), chain])
+
+
 def test_golden_file_reads_and_is_written_alike() -> None:
     """The header's bytes are pinned up to deflate, whose output may differ between zlib versions."""
     golden = bytes.fromhex((Path(__file__).parents[1] / "golden" / "container.hex").read_text())
@@ -159,6 +182,14 @@ def header_with(
 def test_an_entry_of_an_unknown_kind_is_refused_by_name(kind: int) -> None:
     with pytest.raises(ArtifactError, match=f"'a' .* kind {kind}"):
         Reader(header_with(b"\0", kind=varint(64 * kind + 1)))
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 63, -64, 64, 1 << 20, -(1 << 40), (1 << 63) - 1, -(1 << 63)])
+def test_numbers_of_every_length_come_back(value: int) -> None:
+    sizes = (abs(value) % 300, 1 << 14, 127, 128)
+    entries = [Entry("a", 1, 1, sizes, (value, 5, value)), Entry("b", 1, 1, ()), Entry("c", 1, 1, (1,), (value,) * 9)]
+    reader = Reader(container.to_bytes(entries))
+    assert [reader.entry(name) for name in reader.names] == entries
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ def test_tensors_in_blocks_of_rows_are_decoded_block_by_block(interpreted: dict[
     assert interpreted["blocks"] == {"same": True, "tied": True, "kernels": 4}
 
 
+def test_casts_and_modules_get_what_they_would_get_from_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
+    assert interpreted["into a module, cast"] == {"same": True, "kernels": 2}
+
+
 def test_damage_is_an_error_that_names_the_tensor(interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted["damaged"]["same"]
 
@@ -71,6 +75,11 @@ def test_neighbors_in_the_file_are_decoded_together(tmp_path: Path, monkeypatch:
 
 def test_tensors_may_stay_compressed(interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted["products"] == {"same": True, "names": ["down.weight", "up.weight"]}
+
+
+def test_lazy_loading_codes_other_coders_anew(interpreted: dict[str, dict[str, Any]]) -> None:
+    compressed = ["down.weight", "up.weight"]
+    assert interpreted["context mixing"] == {"same": True, "compressed": compressed, "kernels": 2}
 
 
 def test_the_device_is_that_of_the_call_or_the_only_one_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact.file_forecast import forecast
+from birdie.artifact.file_forecast import LOSSLESS, forecast
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.repack import write_checkpoint
 from birdie.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -88,6 +88,24 @@ def test_the_forecast_is_near_the_run(model: str, setting: str, tmp_path: Path) 
     error = relative_error(state, birdie.load(file))
     assert expected.error == pytest.approx(error, rel=0.34, abs=1e-12)
     assert expected.seconds > 0
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_more_bits_make_larger_files_of_lower_errors() -> None:
+    meant, others = forecast(checkpoint(MODELS["layers"]()), Target(bits=4.0), bits=(6.0, 4.0))
+    assert others[Target(bits=4.0)] == meant
+    lossless, *rows = others.values()
+    assert lossless == others[LOSSLESS]
+    assert lossless.error == 0 < rows[0].error
+    assert [row.bytes for row in rows] == sorted((row.bytes for row in rows), reverse=True)
+    assert [row.error for row in rows] == sorted(row.error for row in rows)
+
+
+def test_a_budget_above_the_lossless_file_is_lossless() -> None:
+    meant, others = forecast(checkpoint(MODELS["bfloat16"]()), Target(bits=16.0), bits=())
+    assert meant.lossless
+    assert meant.error == 0
+    assert meant.bytes == pytest.approx(others[LOSSLESS].bytes, abs=32)  # its budget is written down
 
 
 def test_a_budget_that_cannot_be_met_has_the_bytes_of_the_smallest_file(tmp_path: Path) -> None:

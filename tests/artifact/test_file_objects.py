@@ -3,6 +3,8 @@
 import gzip
 import io
 import lzma
+import mmap
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -11,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import birdie
 from birdie.errors import ArtifactError, ConfigError, OutputError
+from birdie.system.file_objects import source_of, write_all
 
 STATE = {"weight": torch.linspace(-1, 1, 96).view(8, 12), "bias": torch.arange(8.0)}
 
@@ -39,6 +44,20 @@ class Minimal:
         part = self.data if size < 0 else self.data[:size]
         self.data = self.data[len(part) :]
         return part
+
+
+class Slow(io.RawIOBase):
+    """Takes a few bytes at a time, as an unbuffered file may."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.data += bytes(data)[:100]
+        return min(len(data), 100)
 
 
 @contextmanager
@@ -73,6 +92,17 @@ def test_a_file_that_was_opened_is_written_and_read(kind: str, data: bytes, tmp_
         assert file.read() == data
 
 
+@pytest.mark.parametrize("make", [io.BytesIO, tempfile.SpooledTemporaryFile, tempfile.TemporaryFile])
+def test_what_was_just_written_is_read_from_its_start(make: Callable[[], Any]) -> None:
+    with make() as file:
+        birdie.save(STATE, file, lossless=True)
+        require_same(file)
+        require_same(file)  # it is at its end again
+        file.seek(0)
+        require_same(file)
+        assert birdie.inspect(file).weights == 104
+
+
 @pytest.mark.parametrize(
     "wrap",
     [bytes, bytearray, memoryview, Minimal, io.BytesIO, lambda data: io.BufferedReader(io.BytesIO(data)),
@@ -87,6 +117,19 @@ def test_every_door_takes_bytes_and_file_objects(wrap: Callable[[bytes], Any], d
         birdie.load(wrap(data), into=nn.Linear(12, 8), lazy=True),
     )
     assert torch.equal(eager(torch.ones(12)), lazy(torch.ones(12)))
+
+
+def test_a_mapped_file_is_read(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(data)
+    with (tmp_path / "x").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        require_same(mapped)
+
+
+@pytest.mark.parametrize("make", [Minimal, Slow])
+def test_objects_of_other_packages_are_written(make: Callable[[], Any]) -> None:
+    file = make()
+    birdie.save_object(STATE, file)
+    assert birdie.load_object(file.data).keys() == STATE.keys()
 
 
 def test_a_file_is_a_part_of_another(data: bytes, tmp_path: Path) -> None:
@@ -167,3 +210,20 @@ def test_nothing_half_written_stays(make: Callable[[], io.BytesIO], error: type[
     with pytest.raises(error):
         birdie.save(STATE, file)
     assert (file.getvalue(), file.tell()) == (b"", 0)
+
+
+def test_nothing_is_written_if_the_model_cannot_be_saved() -> None:
+    file = io.BytesIO()
+    with pytest.raises(birdie.BudgetError):
+        birdie.save({"weight": torch.randn(64, 64)}, file, budget=100)
+    assert file.getvalue() == b""
+
+
+@given(st.binary(max_size=500), st.integers(0, 600))
+def test_any_bytes_are_read_from_the_position_to_the_end(content: bytes, position: int) -> None:
+    file = io.BytesIO(content)
+    file.seek(position)
+    assert bytes(source_of(file)) == (content[position:] or content)  # type: ignore[arg-type]
+    written = Slow()
+    write_all(written, content)
+    assert written.data == content

@@ -1,5 +1,6 @@
 """A .birdie file: what goes in comes out, the same tensors give the same bytes, and damage is always noticed."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,15 @@ from torch.nn.parameter import UninitializedParameter
 
 import birdie
 from birdie.artifact import container
-from birdie.artifact.container import Entry, Stream
+from birdie.artifact.container import Entry, Reader, Stream
 from birdie.artifact.file import DTYPES
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.tensors import FORMATS
-from birdie.errors import ArtifactError, BudgetError, ConfigError, WeightsError
+from birdie.entropy import coder as entropy
+from birdie.errors import ArtifactError, BudgetError, ConfigError, OutputError, WeightsError
 from tests.artifact.states import decode_tensor, every_dtype, same_bits, small_model
+from tests.coders import DEFAULTS
+from tests.nightly import mostly_nightly
 
 DTYPE_NAMES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
@@ -41,6 +45,12 @@ def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -
     loaded = birdie.load(tmp_path / "x.birdie")
     assert loaded.keys() == state.keys()
     assert [name for name in state if not same_bits(loaded[name], state[name])] == []
+
+
+def test_the_default_coder_makes_the_smallest_file(tmp_path: Path) -> None:
+    assert set(DEFAULTS) == {"auto"}
+    sizes = [birdie.save(small_model(), tmp_path / "x.birdie", effort=coder).bytes for coder in ("auto", "max", "fast")]
+    assert sizes[0] == sizes[1] < sizes[2]
 
 
 def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
@@ -95,6 +105,13 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
     assert len(set(files)) == 1
 
 
+def test_rules_and_specs(tmp_path: Path) -> None:
+    path = tmp_path / "x.birdie"
+    for scheme in ("int4", Grid(bits=4), [("*.w", "int4")], {"blocks.*": Grid(bits=4)}):
+        birdie.save(small_model(), path, scheme=scheme)
+        assert len(birdie.load(path)["blocks.0.w"][0].unique()) <= 15
+
+
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bits=st.floats(1.5, 9))
 def test_budgets_are_met(tmp_path: Path, bits: float) -> None:
@@ -104,6 +121,11 @@ def test_budgets_are_met(tmp_path: Path, bits: float) -> None:
     assert budget - max(64, budget // 1000) <= summary.bytes <= budget
     assert summary.bytes == (tmp_path / "x.birdie").stat().st_size
     assert summary.budget == birdie.inspect(tmp_path / "x.birdie").budget == budget
+
+
+def test_bits_are_a_budget_per_weight(tmp_path: Path) -> None:
+    summary = birdie.save(small_model(), tmp_path / "x.birdie", bits=4)
+    assert 3.9 <= summary.bits_per_weight <= 4
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
@@ -119,6 +141,12 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="JSON"):
         birdie.save(small_model(), path, metadata={"a": float("nan")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        birdie.save(small_model(), tmp_path / "file" / "x.birdie")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +200,26 @@ def test_loading_into_what_cannot_be_is_refused_before_the_file_is_read(
         birdie.load(tmp_path / "missing.birdie", **settings)
 
 
+@pytest.mark.parametrize("path", ["a\0b.birdie", "\ud800.birdie", 3, None])
+def test_paths_that_no_file_can_have_are_refused(path: Any) -> None:
+    for use in (lambda: birdie.save(small_model(), path), lambda: birdie.load(path), lambda: birdie.inspect(path)):
+        with pytest.raises(ConfigError, match="not a path"):
+            use()
+
+
+def test_one_worker_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    birdie.save(small_model(), tmp_path / "x.birdie")
+    decode, threads = entropy.decode, []
+
+    def spy(*args: Any) -> Any:
+        threads.append(args[6])
+        return decode(*args)
+
+    monkeypatch.setattr(entropy, "decode", spy)
+    birdie.load(tmp_path / "x.birdie", workers=1)
+    assert set(threads) == {1}
+
+
 @pytest.mark.parametrize(
     ("item", "match"),
     [
@@ -193,6 +241,17 @@ def test_loading_into_what_cannot_be_is_refused_before_the_file_is_read(
 def test_what_is_not_a_plain_tensor_is_refused(tmp_path: Path, item: Any, match: str) -> None:
     with pytest.raises(WeightsError, match=match):
         birdie.save(item() if callable(item) else item, tmp_path / "x.birdie")
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_views_that_negate_or_conjugate_are_stored_as_what_they_show(tmp_path: Path, lossless: bool) -> None:
+    base = torch.randn(80, 64)
+    pairs = torch.view_as_complex(torch.randn(4, 2))
+    state = {"neg": torch._neg_view(base), "conj": pairs.conj(), "imag": pairs.conj().imag}
+    birdie.save(state, tmp_path / "x.birdie", lossless=lossless)
+    loaded = birdie.load(tmp_path / "x.birdie")
+    assert torch.equal(loaded["conj"], pairs.conj())
+    assert all(torch.allclose(loaded[name], state[name], atol=0.03) for name in ("neg", "imag"))
 
 
 def test_modules_go_in_and_come_out(tmp_path: Path) -> None:
@@ -252,6 +311,16 @@ def test_the_decoded_size_is_limited(tmp_path: Path) -> None:
     container.write(path, [Entry("w", 1, DTYPES.index(torch.float32), (1 << 40,), (), (Stream(0, b""),) * 4)])
     with pytest.raises(ArtifactError, match="max_bytes"):
         birdie.load(path)
+
+
+def test_not_yet_and_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lazy"):
+        birdie.load(tmp_path / "x.birdie", lazy=True)
+    with pytest.raises(ArtifactError, match="cannot open"):
+        birdie.load(tmp_path / "x.birdie")
+    birdie.save(small_model(), tmp_path / "x.birdie")
+    with pytest.raises(ArtifactError, match="no tensor 'nothing'"):
+        decode_tensor(tmp_path / "x.birdie", "nothing")
 
 
 @pytest.mark.parametrize(
@@ -315,6 +384,29 @@ def test_any_truncation_is_noticed(damaged: Any, keep: float) -> None:
         birdie.load(damaged(cut))
 
 
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
+    damaged: Any, tmp_path: Path, data: st.DataObject
+) -> None:
+    """Whoever can compute a CRC can write any payload: it may decode to other numbers, but never anything worse."""
+    with Reader(damaged(lambda data: None)) as reader:  # noqa: ARG005
+        entries = [reader.read(name) for name in reader.names]
+    chosen = data.draw(st.sampled_from([i for i, entry in enumerate(entries) if any(s.payload for s in entry.streams)]))
+    streams = []
+    for stream in entries[chosen].streams:
+        payload = bytearray(stream.payload)
+        for position in data.draw(st.lists(st.integers(0, max(len(payload) - 1, 0)), max_size=3)):
+            if payload:
+                payload[position] ^= data.draw(st.integers(1, 255))
+        streams.append(Stream(data.draw(st.sampled_from([stream.coder, 0, 1, 2, 3, 4, 5, 200])), bytes(payload)))
+    old = entries[chosen]
+    entries[chosen] = Entry(old.name, old.scheme, old.dtype, old.shape, old.params, tuple(streams))
+    container.write(tmp_path / "y.birdie", entries)
+    with contextlib.suppress(ArtifactError):
+        birdie.load(tmp_path / "y.birdie")
+
+
 class Masked(nn.Module):
     """A linear layer with buffers that are not finite, some of the size of weights."""
 
@@ -365,6 +457,22 @@ def test_buffers_that_are_not_finite_are_kept_exactly(tmp_path: Path, options: A
         name for name, buffer in module.named_buffers() if name != "hidden" and not same_bits(loaded[name], buffer)
     ] == []
     birdie.load(path, into=Masked())
+
+
+@pytest.mark.parametrize(
+    "options", mostly_nightly([{}, {"bits": 6}, {"scheme": [("*", "int6")]}], [{"scheme": [("*", "int6")]}]), ids=str
+)
+def test_masks_in_a_state_dict_are_told_by_their_values(tmp_path: Path, options: Any) -> None:
+    """Zeros and −inf alone are a mask; weights with an infinity or NaN among them are refused as ever."""
+    module = Masked()
+    state = {name: tensor for name, tensor in module.state_dict().items() if name not in ("unset", "bounds")}
+    birdie.save(state, tmp_path / "x.birdie", **options)
+    assert same_bits(birdie.load(tmp_path / "x.birdie")["causal"], module.causal)
+    state["linear.weight"] = state["linear.weight"].clone()
+    for bad in (torch.inf, torch.nan):
+        state["linear.weight"][0, 0] = bad
+        with pytest.raises(WeightsError, match=r"'linear\.weight' holds 1 NaN or infinite"):
+            birdie.save(state, tmp_path / "x.birdie", **options)
 
 
 class Wrapper(torch.Tensor):

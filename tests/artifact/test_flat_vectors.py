@@ -78,6 +78,32 @@ def test_a_vector_of_complex_numbers_a_rule_and_a_tail_come_back() -> None:
         assert ("bias" in summary.otherwise) == (not settings)  # as long as a side of w, and not crowding it
 
 
+@pytest.mark.parametrize("settings", [{}, {"bits": 8}, {"scheme": "int8"}], ids=str)
+def test_phases_of_a_recurrent_unit_keep_every_bit_where_that_costs_little(settings: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        "B": torch.randn(64, 16, generator=generator),
+        "bias": 0.01 * torch.randn(64, generator=generator),
+        "nu_log": torch.log(2e-4 * (0.5 + torch.rand(64, generator=generator))),
+        "theta_log": torch.log(3 * torch.rand(64, generator=generator) + 0.01),
+        "large": torch.randn(64, 64, generator=generator),
+    }
+    summary, back = saved(state, **settings)
+    assert torch.equal(back["theta_log"], state["theta_log"])
+    assert torch.equal(back["nu_log"], state["nu_log"])
+    rounded = {row.name for row in summary.tensors if row.scheme == "fp16"}
+    assert "bias" in rounded
+    assert summary.rounded == len(rounded)
+    assert saved(state, lossless=True)[0].rounded == 0
+
+
+def test_what_could_not_be_quantized_is_said() -> None:
+    state = {"w": torch.randn(5000, 4), "subnormal": torch.randn(64, 64) * 1e-42, "norm.weight": torch.rand(5000) + 1}
+    assert saved(state)[0].otherwise == ("subnormal", "norm.weight")
+    assert saved(state, scheme=[("w", "lossless")])[0].otherwise == ("subnormal", "norm.weight")
+    assert saved(state, lossless=True)[0].otherwise == saved(state, bits=40)[0].otherwise == ()
+
+
 class Shifted(nn.Module):
     """A layer and a long vector that ends within a row."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import birdie
@@ -21,7 +21,7 @@ from birdie.artifact.options import SaveOptions
 from birdie.artifact.repack import write_checkpoint
 from birdie.artifact.saving import write_model
 from birdie.checkpoints.checkpoint import open_checkpoint
-from birdie.checkpoints.checkpoints import read_state_dict
+from birdie.checkpoints.checkpoints import is_foreign_pickle, read_state_dict
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
 
@@ -119,6 +119,15 @@ def test_weights_are_cut_into_shards_of_at_most_so_many_bytes(tmp_path: Path) ->
             assert set(index["weight_map"].values()) == set(files)
         state = read_state_dict(target)
         assert all(torch.equal(state[name], tensor) for name, tensor in tensors().items())
+
+
+def test_the_library_finds_what_kind_of_file_it_is(tmp_path: Path) -> None:
+    birdie.save(tensors(), tmp_path / "x.birdie", lossless=True)
+    write_folder(tmp_path / "x.birdie", tmp_path / "target")
+    data = (tmp_path / "target" / "model.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert header["__metadata__"] == {"format": "pt", "writer": "birdie"}
+    assert load_file(tmp_path / "target" / "model.safetensors").keys() == tensors().keys()
 
 
 def test_every_file_is_compressed_or_kept_or_left_out_for_a_reason(tmp_path: Path) -> None:
@@ -247,6 +256,16 @@ def test_weights_in_every_place_come_back_or_are_named(layout: str, tmp_path: Pa
             assert (target / name).is_file()
 
 
+def test_a_variant_alone_keeps_its_name_in_shards_too(tmp_path: Path) -> None:
+    save(tensors(), tmp_path / "source" / "model.fp16.safetensors")
+    assert run("compress", tmp_path / "source", "-o", tmp_path / "x.birdie") == 0
+    write_folder(tmp_path / "x.birdie", tmp_path / "target", max_shard_bytes=1000)
+    assert {path.name for path in (tmp_path / "target").iterdir()} == {
+        "model.safetensors.index.fp16.json", *(f"model.fp16-{number:05}-of-00003.safetensors" for number in (1, 2, 3))
+    }  # fmt: skip
+    assert open_checkpoint(tmp_path / "target").metadata["weights"] == {"": "model.fp16"}
+
+
 def test_an_index_without_its_shards_is_left_out_beside_other_weights(tmp_path: Path) -> None:
     sharded(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
@@ -256,6 +275,17 @@ def test_an_index_without_its_shards_is_left_out_beside_other_weights(tmp_path: 
     folder = open_checkpoint(tmp_path)
     assert folder.content.keys() == A.keys()
     assert "stale" in folder.left_out[index.name][1]
+
+
+def test_headers_of_all_files_survive(tmp_path: Path) -> None:
+    save(A, tmp_path / "source" / "model-00001-of-00002.safetensors", owner="one", quant="4 bits")
+    save(B, tmp_path / "source" / "model-00002-of-00002.safetensors", owner="two")
+    save(C, tmp_path / "source" / "head" / "model.safetensors", labels="3")
+    assert run("compress", tmp_path / "source", "-o", tmp_path / "x.birdie") == 0
+    write_folder(tmp_path / "x.birdie", tmp_path / "target")
+    headers = open_checkpoint(tmp_path / "target").metadata["headers"]
+    second = "owner (model-00002-of-00002.safetensors)"
+    assert headers == {"": {"owner": "one", second: "two", "quant": "4 bits"}, "head": {"labels": "3"}}
 
 
 @pytest.mark.parametrize("name", ["head.h5", "head.pt", "program.pt", "weights.npz", "head.onnx"])
@@ -288,6 +318,24 @@ def test_small_pickles_of_other_programs_are_kept_and_never_opened(name: str, pr
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x8B18])
+def test_weights_are_found_whatever_the_length_and_names_of_their_header(length: int, tmp_path: Path) -> None:
+    """Lengths of headers, little-endian, are the first bytes of pickles and others; a name may be the mark of a tar."""
+    path, state = tmp_path / "adapter_model.safetensors", {"ustar." * 40: torch.randn(8, 8), "w": torch.randn(8, 8)}
+    save_file(state, path, {"text": ""})
+    save_file(state, path, {"text": " " * (length - int.from_bytes(path.read_bytes()[:8], "little"))})
+    assert path.read_bytes()[:8] == length.to_bytes(8, "little")
+    assert open_checkpoint(tmp_path).content.keys() == state.keys()
+
+
+def test_the_older_format_of_torch_is_no_pickle_of_others(tmp_path: Path) -> None:
+    for protocol in (2, 3, 4):
+        torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+        assert not is_foreign_pickle(tmp_path / "old.pkl")
+    torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False)
+    assert open_checkpoint(tmp_path).content.keys() == A.keys()
+
+
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
@@ -299,6 +347,12 @@ def test_a_pointer_of_git_lfs_is_never_taken_for_the_file(name: str, tmp_path: P
     with pytest.raises(WeightsError, match=rf"{name} is a pointer of Git LFS.*git lfs pull"):
         open_checkpoint(tmp_path)
     assert open_checkpoint(tmp_path, skip=[name]).left_out[name] == (len(POINTER), "--skip")
+
+
+def test_a_pointer_beside_the_same_weights_is_left_out(tmp_path: Path) -> None:
+    save(A, tmp_path / "model.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(POINTER)
+    assert open_checkpoint(tmp_path).left_out.keys() == {"pytorch_model.bin"}
 
 
 PARTS: dict[str, tuple[list[str], str]] = {
@@ -455,6 +509,18 @@ def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
             write_folder(tmp_path / "0.birdie", tmp_path / "copy")
         assert {path: path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file()} == contents
         shutil.rmtree(tmp_path / "copy")
+
+
+def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
+    sharded(tmp_path / "target")
+    names = sorted(path.name for path in (tmp_path / "target").iterdir())
+    write_model(tensors(5), tmp_path / "x.birdie", SaveOptions(lossless=True), files={"config.json": b"{}"})
+    with pytest.raises(OutputError, match="has content"):
+        write_folder(tmp_path / "x.birdie", tmp_path / "target")
+    write_folder(tmp_path / "x.birdie", tmp_path / "target", overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "target").iterdir()) == sorted({*names, "model.safetensors"})
+    (tmp_path / "target" / "model.safetensors.index.json").unlink()
+    assert all(torch.equal(read_state_dict(tmp_path / "target")[name], tensor) for name, tensor in tensors(5).items())
 
 
 def test_names_that_two_folders_share_are_refused(tmp_path: Path) -> None:

@@ -12,9 +12,20 @@ from hypothesis import strategies as st
 
 import birdie
 from birdie.artifact.container import DELTA, TENSOR, Entry, Stream, to_bytes
-from birdie.artifact.inspection import stored_as
-from birdie.entropy import hints
+from birdie.artifact.file import DTYPES, dtype_of
+from birdie.artifact.inspection import CASTS, SPEEDS, stored_as
+from birdie.compress.schemes.cast import CAST_DTYPES, SIXTEEN_BIT
+from birdie.entropy import coder, hints
 from birdie.entropy.hints import EffortOption
+
+
+def test_names_of_casts_are_those_of_the_scheme() -> None:
+    assert {name: CAST_DTYPES[code] for (code,), name in CASTS.items()} == SIXTEEN_BIT
+
+
+def test_names_of_dtypes_are_those_of_torch() -> None:
+    for code, dtype in enumerate(DTYPES):
+        assert dtype_of(Entry("w", 1, code, ())) is dtype
 
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
@@ -63,3 +74,8 @@ def test_a_header_is_listed_whatever_parameters_it_has(kind: int, scheme: int, p
     entry = Entry("w", scheme if kind == TENSOR else 0, 11, (4, 6), tuple(params), (Stream(0, b""),), kind=kind)
     (row,) = birdie.inspect(io.BytesIO(to_bytes([entry]))).tensors
     assert (row.name, row.shape) == ("w", (4, 6))
+
+
+def test_speeds_are_known_of_every_coder() -> None:
+    """The numbers stand here without the coders, which import numba."""
+    assert SPEEDS.keys() == coder.NAMES.keys()

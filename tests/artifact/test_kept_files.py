@@ -1,27 +1,21 @@
-"""Files beside the weights come back; hidden ones only into a new folder."""
+"""Files beside the tensors: they come back as they were, count against a budget, and damage is one sentence."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import birdie
 from birdie.artifact import container, kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
-from birdie.artifact.folders import write_folder
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
-from birdie.chain.chain_folder import Chain
-from birdie.cli import build_app
-from birdie.cli.console import run
 from birdie.errors import ArtifactError, ConfigError
-from birdie.hub.folder import write_birdie_folder
-from birdie.system.files import atomic_folder
-from birdie.system.names import is_hidden
 
 FILES = {"config.json": b'{"hidden_size": 64}', "tokenizer/vocab.json": b"a" * 5000, "LICENSE": "Lizenz ü".encode()}
 
@@ -48,6 +42,21 @@ def test_files_come_back_and_tensors_do_not_change(tmp_path: Path) -> None:
     with Reader(kept) as reader:
         assert sum(reader.table().values()) + reader.header_bytes == reader.size
     assert 0 < summary.file_bytes < 200
+
+
+@given(
+    files=st.dictionaries(st.from_regex(r"(d[a-z]{0,8}/)?f[a-z.]{0,8}[a-z]", fullmatch=True), st.binary(max_size=300))
+)
+@settings(max_examples=10)
+def test_any_files_come_back_and_the_order_does_not_matter(files: dict[str, bytes]) -> None:
+    def data(files: dict[str, bytes]) -> bytes:
+        metadata = file_metadata.to_bytes(files=kept_files.sizes_of(files))
+        return container.to_bytes([kept_files.entry_of(files)] if files else [], metadata)
+
+    backwards = dict(reversed(files.items()))
+    assert data(files) == data(backwards)
+    with Reader(data(files)) as reader:
+        assert kept_files.read(reader) == files
 
 
 def test_they_count_against_a_budget(tmp_path: Path) -> None:
@@ -86,102 +95,3 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
         with pytest.raises(ArtifactError, match="--max-size"):
             kept_files.read(reader, 1 << 19)
         assert len(kept_files.read(reader)["a"]) == 1 << 20
-
-
-HIDDEN = (".bashrc", ".env", ".gitattributes", ".ssh/authorized_keys", "sub/.config/autostart/x.desktop", "a/b/.c")
-PLAIN = ("LICENSE", "config.json", "sub/vocab.txt", "v1.0/a.b")
-Door = Callable[[Path, Path], dict[str, Any]]
-
-
-def by_python(file: Path, target: Path) -> dict[str, Any]:
-    names: list[str] = []
-    write_folder(file, target, overwrite=True, hidden=names.extend)
-    return {"left_out": names}
-
-
-def of_the_hub(file: Path, target: Path) -> dict[str, Any]:
-    names: list[str] = []
-    write_birdie_folder(file, target, overwrite=True, hidden=names.extend)
-    return {"left_out": names}
-
-
-def by_command(*words: str) -> Door:
-    def door(file: Path, target: Path) -> dict[str, Any]:
-        assert run(build_app, [*words, str(file), "-o", str(target), "--overwrite", "--json"]) == 0
-        return {}
-
-    return door
-
-
-DOORS = {
-    "write_folder": by_python,
-    "write_birdie_folder": of_the_hub,
-    "decompress": by_command("decompress"),
-    "hub folder": by_command("hub", "folder"),
-}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "x.birdie"
-    kept = dict.fromkeys((*HIDDEN, *PLAIN), b"theirs") | {"config.json": b"{}"}
-    write_model({"w": torch.ones(2, 2)}, path, files=kept)
-    return path
-
-
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("content", ["nothing", "an empty folder", "a file", "hidden files"])
-def test_hidden_files_are_written_into_a_new_folder_only(
-    door: str, content: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, mine = tmp_path / "target", {"notes.txt": b"mine"}
-    if content == "hidden files":
-        mine |= {".bashrc": b"mine", ".ssh/authorized_keys": b"mine", "LICENSE": b"mine"}
-    if content != "nothing":
-        target.mkdir()
-    if content in ("a file", "hidden files"):
-        for name, data in mine.items():
-            (target / name).parent.mkdir(exist_ok=True)
-            (target / name).write_bytes(data)
-    capsys.readouterr()
-    answer = DOORS[door](file, target) or json.loads(capsys.readouterr().out)
-    written = contents(target)
-    assert written["LICENSE"] == written["v1.0/a.b"] == b"theirs"
-    if content in ("nothing", "an empty folder"):
-        assert answer["left_out"] == []
-        assert all(written[name] == b"theirs" for name in HIDDEN)
-    else:
-        assert sorted(answer["left_out"]) == sorted(HIDDEN)
-        assert {name: data for name, data in written.items() if is_hidden(name)} == {
-            name: data for name, data in mine.items() if is_hidden(name)
-        }
-
-
-def test_names_of_the_caller_are_all_written(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_bytes(b"mine")
-    with atomic_folder(tmp_path, overwrite=True) as folder:
-        (folder / ".settings").write_bytes(b"new")
-    assert (tmp_path / ".settings").read_bytes() == b"new"
-
-
-def test_a_checkpoint_of_a_chain_has_its_hidden_files_in_a_new_folder_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint = tmp_path / "run" / "step-1"
-    for name in (*HIDDEN, *PLAIN):
-        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkpoint / name).write_text(name)
-    [*Chain(tmp_path / "c").extend({1: checkpoint})]
-    tokens = ["decompress", str(tmp_path / "c"), "--step", "1", "--overwrite", "--json", "-o"]
-    assert run(build_app, [*tokens, f"{tmp_path}/new/"]) == 0
-    assert contents(tmp_path / "new") == contents(checkpoint)
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "mine").write_text("mine")
-    capsys.readouterr()
-    assert run(build_app, [*tokens, f"{tmp_path}/old/"]) == 0
-    assert sorted(json.loads(capsys.readouterr().out)["left_out"]) == sorted(HIDDEN)
-    assert contents(tmp_path / "old") == {"mine": b"mine", **{name: name.encode() for name in PLAIN}}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import birdie
+from benchmarks.processes import reset_peak, resident
 from birdie.artifact.file import File
 from birdie.artifact.tensor_cache import Slot, TensorCache
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -183,6 +184,13 @@ def test_nothing_is_decoded_when_loading_and_each_tensor_once_a_pass(tmp_path: P
     assert decoded.names == [f"{i}.weight" for i in range(6)] * 2
 
 
+def test_memory_of_the_module_is_given_back(tmp_path: Path) -> None:
+    model = deep()
+    references = [weakref.ref(weight) for weight in model.parameters()]
+    birdie.load(saved(model, tmp_path), into=model, lazy=True)
+    assert [ref() for ref in references] == [None] * len(references)
+
+
 @pytest.mark.parametrize(("layers", "decodings"), [(None, 18), (3.5, 14), (100, 6)])
 def test_the_cache_holds_what_was_allowed_and_never_more(
     layers: float | None, decodings: int, tmp_path: Path, decoded: Decoded
@@ -195,6 +203,35 @@ def test_the_cache_holds_what_was_allowed_and_never_more(
         assert decoded.alive <= (allowed or size)
     assert decoded.most <= (allowed or size)
     assert len(decoded.names) == decodings
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak of memory")
+def test_the_memory_of_a_forward_is_that_of_a_few_layers(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        module = deep(1024, 16)  # 67 MB
+    path = tmp_path / "model.birdie"
+    birdie.save({name: torch.zeros(w.shape) for name, w in module.state_dict().items()}, path, lossless=True)
+    model = birdie.load(path, into=module, lazy=True)
+    model[:2](torch.ones(1, 1024))
+    reset_peak()
+    idle = resident("VmRSS")
+    model(torch.ones(1, 1024))
+    assert resident("VmHWM") - idle < 25
+
+
+def weight_of(model: nn.Sequential, index: int) -> Tensor:
+    weight = model[index].weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def test_a_tensor_in_use_is_not_decoded_again(tmp_path: Path) -> None:
+    model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
+    first = weight_of(model, 0)
+    model(torch.randn(2, 64))
+    assert weight_of(model, 0) is first
+    state = model.state_dict()
+    assert weight_of(model, 0).data_ptr() == state["0.weight"].data_ptr()
 
 
 def test_a_model_is_still_a_model(tmp_path: Path) -> None:
@@ -226,6 +263,43 @@ def test_a_dtype_to_load_is_that_of_the_eager_model(case: str, tmp_path: Path) -
     assert all(torch.equal(lazy.state_dict()[name], weight) for name, weight in eager.state_dict().items())
     inputs = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
     assert same(lazy(*inputs), eager(*inputs))
+
+
+def test_a_file_of_another_precision_is_cast_as_it_is_copied(tmp_path: Path) -> None:
+    path = saved(deep().double(), tmp_path, lossless=True)
+    eager, lazy = birdie.load(path, into=deep()), birdie.load(path, into=deep(), lazy=True)
+    assert same(lazy(torch.ones(1, 64)), eager(torch.ones(1, 64)))
+
+
+class Migrating(nn.Module):
+    """Joins what older files hold in three parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined, self.out = nn.Linear(8, 24, bias=False), nn.Linear(24, 8)
+        self._register_load_state_dict_pre_hook(self.migrate)
+
+    def migrate(self, state: dict[str, Tensor], *_: Any) -> None:
+        if "q" in state:
+            state["joined.weight"] = torch.cat([state.pop(name) for name in "qkv"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.out(self.joined(x))
+        return hidden
+
+
+@pytest.mark.filterwarnings("ignore:for joined.weight. copying from a non-meta parameter")
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_what_a_migration_computes_stays_in_memory(where: str, tmp_path: Path, decoded: Decoded) -> None:
+    model, x = Migrating(), torch.ones(2, 8)
+    state = model.state_dict()
+    state |= dict(zip("qkv", state.pop("joined.weight").clone().split(8), strict=True))
+    birdie.save(state, tmp_path / "old.birdie", lossless=True)
+    with torch.device(where):
+        lazy = Migrating()
+    birdie.load(tmp_path / "old.birdie", into=lazy, lazy=True)
+    assert sorted(decoded.names) == ["k", "q", "v"]
+    assert same(lazy(x), model(x))
 
 
 def test_what_a_forward_writes_is_kept(tmp_path: Path) -> None:
@@ -302,6 +376,16 @@ def test_what_cannot_work_says_so(tmp_path: Path) -> None:
         birdie.load(path, into=deep(), lazy=True, max_bytes=1000)
 
 
+def test_a_refused_module_is_as_it_was(tmp_path: Path) -> None:
+    model, x = deep(depth=7), torch.ones(1, 64)
+    original = model(x)
+    with pytest.raises(WeightsError):
+        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
+    assert type(model) is nn.Sequential
+    assert model.training
+    assert torch.equal(model(x), original)
+
+
 def test_damage_is_found_at_first_use_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = saved(deep(), tmp_path)
     data = bytearray(path.read_bytes())
@@ -329,6 +413,21 @@ def test_the_file_closes_with_the_last_module(tmp_path: Path, monkeypatch: pytes
     assert not closed
     del part
     assert closed
+
+
+def test_a_lazy_module_can_be_saved_over_its_own_file(tmp_path: Path) -> None:
+    """The open file stays what it was, so the module goes on decoding it; the new file holds the same weights."""
+    torch.manual_seed(0)
+    path, model = tmp_path / "m.birdie", deep()
+    birdie.save(model, path, lossless=True)
+    lazy = birdie.load(path, into=deep(), lazy=True, cache_bytes=20_000)
+    birdie.save(lazy, path, lossless=True)
+    saved, weights = birdie.load(path), model.state_dict()
+    assert saved.keys() == weights.keys()
+    assert all(
+        torch.equal(saved[name], weight) and torch.equal(lazy.state_dict()[name], weight)
+        for name, weight in weights.items()
+    )
 
 
 class Rows(Dataset[Tensor]):
@@ -492,8 +591,42 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_of_any_kind_load_lazily(kind: Any, tmp_path: Path) -> None:
+    model, x = nn.Sequential(kind(8, 8), nn.ReLU()), torch.ones(1, 8)
+    lazy = birdie.load(saved(model, tmp_path, lossless=True), into=nn.Sequential(kind(8, 8), nn.ReLU()), lazy=True)
+    assert same(lazy(x), model(x))
+    assert type(lazy[0]) is getattr(kind, "__origin__", kind)
+    assert Registering.classes == {"first": Registered}
+    for dump in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ConfigError, match="cannot be copied or pickled"):
+            dump(lazy[0])
+    for use in (nn.Module.half, nn.Module.train):
+        with pytest.raises(ConfigError, match="cannot be"):
+            use(lazy)
+    assert not lazy.eval().training
+
+
 class Recurrent(ABC, nn.LSTM):
     pass
+
+
+def test_a_recurrent_layer_of_any_kind_keeps_no_tensor_alive(tmp_path: Path, decoded: Decoded) -> None:
+    model, x = Recurrent(6, 8, 2), torch.ones(5, 2, 6)
+    lazy = birdie.load(saved(model, tmp_path, lossless=True), into=Recurrent(6, 8, 2), lazy=True, cache_bytes=2048)
+    assert same(lazy(x), model(x))
+    assert same(lazy(x), model(x))
+    assert [name for name, _ in lazy.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert [len(group) for group in lazy.all_weights] == [len(group) for group in model.all_weights]
+    assert decoded.alive <= 2048 < sum(weight.nbytes for weight in model.parameters())
+
+
+def test_a_hook_that_reads_weights_too_early_is_refused(tmp_path: Path) -> None:
+    model = deep()
+    model.register_load_state_dict_post_hook(lambda module, _: module[0].weight.sum())
+    with pytest.raises(ConfigError, match=r"reads '0\.weight' while it is loaded"):
+        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
+    assert type(model) is nn.Sequential
 
 
 SIZE = 64

@@ -12,8 +12,11 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Stream
-from birdie.artifact.file import DTYPES
+from birdie.artifact.file import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
+from birdie.artifact.folders import write_folder
+from birdie.artifact.options import Limits
 from birdie.artifact.repack import load_object
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.checkpoints import limits
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app
@@ -99,6 +102,14 @@ def test_a_small_file_that_would_take_many_times_its_decoded_bytes_is_refused() 
         decoder.load(container.to_bytes([wavelet]))
 
 
+def test_many_tensors_pass_with_a_few_bytes_each_and_not_without() -> None:
+    """The reading of a tensor is work too."""
+    assert 2 * OPERATIONS_PER_BYTE < OPERATIONS_PER_TENSOR < 3 * OPERATIONS_PER_BYTE
+    empty = [Entry(f"{index:05x}", 1, FLOAT, (1,), (), (ZERO,) * 4) for index in range(20_000)]
+    with pytest.raises(ArtifactError, match="operations"):
+        decoder.load(container.to_bytes(empty))
+
+
 def test_impossible_parameters_are_refused_with_the_name_of_the_tensor() -> None:
     data = container.to_bytes([Entry("w", 2, FLOAT, (4, 4), (5,), (ZERO, ZERO))])
     with pytest.raises(ArtifactError, match=r"'w'.*a group of 5 columns"):
@@ -131,6 +142,17 @@ def test_a_model_that_no_file_has_room_for_is_refused_before_anything_is_read_or
         assert run(build_app, ["compress", str(tmp_path / file), "-o", str(tmp_path / "x.birdie"), "--lossless"]) == 1
 
 
+def test_groups_of_tiny_tensors_count_before_anything_is_coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"w{index}": torch.randn(4, 4, generator=torch.Generator().manual_seed(index)) for index in range(64)}
+    birdie.save(state, tmp_path / "x.birdie", lossless=True)
+    with container.Reader(tmp_path / "x.birdie") as reader:
+        assert sum(name.startswith("\0") for name in reader._index) == 1
+    monkeypatch.setattr(limits, "MAX_ENTRIES", 64)
+    monkeypatch.setattr("birdie.entropy.coder.encode", None)
+    with pytest.raises(ConfigError, match="64 tensors, not 65"):
+        birdie.save(state, tmp_path / "x.birdie", lossless=True)
+
+
 @pytest.mark.parametrize("size", [1 << 60, (1 << 64) - 1, 100_000_001, 1 << 62])
 def test_a_header_that_says_it_is_huge_is_not_read(size: int, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
@@ -146,6 +168,19 @@ def aliases(path: Path, count: int) -> int:
     return 4 * 64 * 64
 
 
+@pytest.mark.parametrize("writer", [to_safetensors, write_folder])
+def test_what_is_written_under_each_name_counts_under_each_name(
+    writer: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = aliases(tmp_path / "x.birdie", 40)
+    assert (tmp_path / "x.birdie").stat().st_size < 120
+    writer(tmp_path / "x.birdie", tmp_path / "sound", Limits(max_bytes=41 * size))
+    monkeypatch.setattr("birdie.entropy.coder.decode", None)
+    with pytest.raises(ArtifactError, match=f"{41 * size:,} bytes .* {41 * size - 1:,} allowed"):
+        writer(tmp_path / "x.birdie", tmp_path / "refused", Limits(max_bytes=41 * size - 1))
+    assert not (tmp_path / "refused").exists()
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".ptz", ".safetensors"])
 def test_a_converted_file_stays_within_the_limit(suffix: str, tmp_path: Path) -> None:
     """In a .pt file the names of tied tensors share one."""
@@ -157,3 +192,10 @@ def test_a_converted_file_stays_within_the_limit(suffix: str, tmp_path: Path) ->
     else:
         assert status == 0
         assert (tmp_path / f"x{suffix}").stat().st_size < 2 * size
+
+
+@pytest.mark.parametrize("load", [birdie.load, load_object, decoder.load], ids=["load", "load_object", "one file"])
+def test_tied_tensors_share_memory_and_count_once(load: Any, tmp_path: Path) -> None:
+    size = aliases(tmp_path / "x.birdie", 20)
+    loaded = load(tmp_path / "x.birdie", max_bytes=size)
+    assert len({tensor.data_ptr() for tensor in loaded.values()}) == 1

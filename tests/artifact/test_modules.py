@@ -1,8 +1,10 @@
 """Modules that torch compiled, traced or left without shapes: saved, loaded, quantized and calibrated like others."""
 
+import copy
 import io
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.errors import WeightsError
+from birdie.errors import ConfigError, WeightsError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 INPUTS, CLASSES = 32, 16
@@ -156,6 +158,23 @@ def test_calibrations_reach_all_matrices_and_leave_the_module_as_it_is(kind: str
     assert torch.equal(module(inputs()), outputs)
 
 
+@pytest.mark.parametrize("kind", MODULES)
+def test_offload_runs(kind: str) -> None:
+    known = birdie.calibrate(MODULES[kind](), batches(), nats)
+    measured = birdie.calibrate(MODULES[kind](), batches(), nats, offload=True)
+    assert measured.sensitivities.keys() == known.sensitivities.keys()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODULES if "compiled" not in kind])
+def test_lazy_loading_runs_or_says_what_else_to_do(kind: str, tmp_path: Path) -> None:
+    module = MODULES[kind]()
+    birdie.save(module, tmp_path / "m.birdie", lossless=True)
+    has_dicts = "graph" in kind or kind == "exported"
+    with nullcontext() if has_dicts else pytest.raises(ConfigError, match="without lazy"):
+        other = birdie.load(tmp_path / "m.birdie", into=MODULES[kind](), lazy=True)
+        torch.testing.assert_close(other(inputs()), module(inputs()))
+
+
 def test_a_scripted_part_has_the_sensitivities_of_a_plain_one() -> None:
     """Its weights are known by their gradients, which estimate the same in another way."""
     data = batches() * 8
@@ -197,3 +216,34 @@ def test_lazy_layers_take_the_shapes_of_a_file(tmp_path: Path) -> None:
     birdie.load(tmp_path / "m.birdie", into=other)
     assert torch.equal(other(inputs()), module(inputs()))
     assert all(one is two for one, two in zip(parameters, other.parameters(), strict=True))
+
+
+def test_a_lazy_layer_that_a_file_does_not_fit_stays_lazy(tmp_path: Path) -> None:
+    module = nn.Sequential(lazy(), nn.Linear(CLASSES, 4))
+    module(inputs())
+    birdie.save(module, tmp_path / "m.birdie", lossless=True)
+    other = nn.Sequential(lazy(), nn.Linear(CLASSES, 5))
+    kinds = [type(weight) for weight in other.parameters()]
+    with pytest.raises(WeightsError, match="shape"):
+        birdie.load(tmp_path / "m.birdie", into=other)
+    assert [type(weight) for weight in other.parameters()] == kinds
+    assert other(inputs()).shape == (12, 5)
+    assert isinstance(copy.deepcopy(other)[0], nn.Sequential)
+
+
+def test_an_error_about_a_file_in_memory_does_not_print_its_bytes() -> None:
+    file = io.BytesIO()
+    birdie.save(nn.Linear(8, 8), file)
+    with pytest.raises(WeightsError) as caught:
+        birdie.load(file.getvalue(), into=nn.Linear(8, 9))
+    assert len(str(caught.value)) < 500
+
+
+def test_an_expanded_buffer_gets_memory_of_its_own(tmp_path: Path) -> None:
+    module, other = plain(), plain()
+    for number, one in enumerate((module, other)):
+        one.register_buffer("expanded", torch.full((1,), float(number)).expand(5))
+    birdie.save(module, tmp_path / "m.birdie")
+    birdie.load(tmp_path / "m.birdie", into=other)
+    assert torch.equal(other.get_buffer("expanded"), module.get_buffer("expanded"))
+    birdie.quantize_(module)

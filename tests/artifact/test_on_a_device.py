@@ -17,6 +17,7 @@ from birdie.compress.calibration import sensitivity, synthetic
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from tests.forked import run_python
+from tests.nightly import mostly_nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +82,19 @@ def test_the_kl_is_measured_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         exact, near, far = (held_out(state) for state in states)
     assert exact < near < far
+
+
+@pytest.mark.parametrize("offload", mostly_nightly([False, True], [True]))
+def test_a_default_device_changes_nothing(offload: bool, tmp_path: Path) -> None:
+    module, data = linear(), batches()
+    known = birdie.calibrate(module, data, loss, offload=offload)
+    birdie.save(module, tmp_path / "plain", bits=4, calibration=known, workers=1)
+    with torch.device("meta"):
+        known = birdie.calibrate(module, data, loss, offload=offload)
+        birdie.save(module, tmp_path / "meta", bits=4, calibration=known, workers=1)
+        decoded = birdie.load(tmp_path / "meta")
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "meta").read_bytes()
+    assert all(tensor.device.type == "cpu" for tensor in decoded.values())
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Laws of quantization in place: the values of a file, in the same module, without a file."""
 
 import copy
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,22 @@ def test_calibration_sorts_units_of_the_complete_module(settings: dict[str, Any]
     assert summary.bytes == saved.bytes
 
 
+def test_sorted_units_leave_the_function_as_it_is() -> None:
+    model = seeded(Tied).eval()
+    ids = batches()[0]
+    logits, bias = model(ids), model.get_parameter("layers.0.bias").detach().clone()
+    birdie.quantize_(model, scheme=[("*", "lossless")], calibration=(model, batches(), loss))
+    assert not torch.equal(model.get_parameter("layers.0.bias"), bias)  # units moved
+    torch.testing.assert_close(model(ids), logits)
+
+
+def test_a_wrapped_module_is_quantized_inside() -> None:
+    model, other = seeded(Tied), seeded(Tied)
+    birdie.quantize_(nn.DataParallel(model), scheme="int4")
+    birdie.quantize_(other, scheme="int4")
+    require_same(model, other)
+
+
 def test_weights_trained_by_spectral_stay_wrapped(tmp_path: Path) -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
     birdie.spectral(model)
@@ -136,3 +153,13 @@ def test_only_finite_modules_are_quantized() -> None:
         model.get_parameter("weight")[0, 0] = torch.nan
     with pytest.raises(WeightsError, match="weight"):
         birdie.quantize_(model)
+
+
+def test_save_writes_the_same_bytes_into_a_buffer(tmp_path: Path) -> None:
+    model, buffer = seeded(Tied), io.BytesIO()
+    summary = birdie.save(model, buffer)
+    saved = birdie.save(model, tmp_path / "m.birdie")
+    assert buffer.getvalue() == (tmp_path / "m.birdie").read_bytes()
+    assert (summary.bytes, summary.tensors) == (saved.bytes, saved.tensors)
+    with pytest.raises(ConfigError, match=f"{summary.bytes:,}"):
+        birdie.save(model, buffer)

@@ -193,6 +193,14 @@ def test_a_training_checkpoint_comes_back_and_trains_on_bit_for_bit(tmp_path: Pa
     assert torch.equal(flat["optimizer/state/0/exp_avg"], original["optimizer"]["state"][0]["exp_avg"])
 
 
+def test_a_state_dict_that_is_complete_stays_a_plain_file(tmp_path: Path) -> None:
+    birdie.save_object({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "x.birdie")
+    birdie.save({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "y.birdie", lossless=True)
+    assert (tmp_path / "x.birdie").read_bytes() == (tmp_path / "y.birdie").read_bytes()
+    birdie.save_object({"b": torch.ones(2), "a": torch.ones(3)}, tmp_path / "x.birdie")
+    assert list(birdie.load_object(tmp_path / "x.birdie")) == ["b", "a"]
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -234,6 +242,42 @@ def test_a_complete_copy_drops_nothing_and_its_size_before_is_that_of_the_file(
     assert ask(capsys, *tokens, "--weights-only")["dropped"] == {"ema": 4 * 99}
 
 
+def test_tied_tensors_stay_tied_and_views_keep_their_values(tmp_path: Path) -> None:
+    original = loaded(mixed())
+    save_object(original, tmp_path / "x.birdie")
+    after = load_object(tmp_path / "x.birdie")
+    assert after["tied"][0].data_ptr() == after["tied"][1]["again"].data_ptr()
+    assert same(after["views"], original["views"])
+
+
+def test_the_same_object_gives_the_same_bytes(tmp_path: Path) -> None:
+    content = loaded(mixed())
+    save_object(content, tmp_path / "a.birdie", workers=1)
+    save_object(content, tmp_path / "b.birdie", workers=2)
+    assert (tmp_path / "a.birdie").read_bytes() == (tmp_path / "b.birdie").read_bytes()
+
+
+def test_load_gives_tensors_by_path(tmp_path: Path) -> None:
+    content = export()
+    save_object(content, tmp_path / "x.birdie")
+    flat = birdie.load(tmp_path / "x.birdie")
+    assert torch.equal(flat["quantized/tok_emb.weight"], content["quantized"]["tok_emb.weight"])
+    assert flat["quantized/tok_emb.weight"].dtype is torch.int8
+    assert {row.name for row in birdie.inspect(tmp_path / "x.birdie").tensors} == flat.keys()
+
+
+def test_a_plain_file_gives_its_state_dict(tmp_path: Path) -> None:
+    birdie.save({"a": torch.ones(2)}, tmp_path / "x.birdie", lossless=True)
+    assert birdie.inspect(tmp_path / "x.birdie").tree is None
+    assert same(load_object(tmp_path / "x.birdie"), {"a": torch.ones(2)})
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, None, []])
+def test_nothing_to_compress_is_said(content: Any, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no tensor"):
+        save_object(content, tmp_path / "x.birdie")
+
+
 @pytest.mark.parametrize("tree", [3, ["tensors", [1, 0]], ["dict", ["a"], [["tensor"]]]])
 def test_a_foreign_tree_is_refused(tree: Any, tmp_path: Path) -> None:
     save_object({"a": torch.ones(3), "b": [torch.ones(2)]}, tmp_path / "x.birdie")
@@ -243,6 +287,16 @@ def test_a_foreign_tree_is_refused(tree: Any, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="tree of the file"):
         load_object(tmp_path / "x.birdie")
     assert birdie.load(tmp_path / "x.birdie").keys() == {"a", "b/0"}
+
+
+def test_a_tree_of_no_kind_makes_a_file_damaged(tmp_path: Path) -> None:
+    save_object({"a": torch.ones(3)}, tmp_path / "x.birdie")
+    with container.Reader(tmp_path / "x.birdie") as reader:
+        entries = [reader.read(name) for name in reader.names]
+    container.write(tmp_path / "x.birdie", entries, json.dumps({"tree": {"a": 1}}).encode())
+    for load in (load_object, birdie.load):
+        with pytest.raises(ArtifactError, match="'tree' in the metadata"):
+            load(tmp_path / "x.birdie")
 
 
 def test_metadata_of_many_values_is_refused_before_it_is_parsed(tmp_path: Path) -> None:

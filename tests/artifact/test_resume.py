@@ -115,6 +115,12 @@ def test_an_interruption_says_where_the_tensors_are_and_the_same_call_goes_on(
     require_continuation(path, plain, monkeypatch)
 
 
+def test_an_interruption_before_any_work_is_done_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Resume(tmp_path / "x.birdie"):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -155,6 +161,16 @@ def test_errors_that_would_come_again_leave_nothing(
 
 def record(text: bytes) -> Coded:
     return Coded("int8", (len(text),), torch.float32, (7,), (Stream(0, text), Stream(2, b"more")))
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with Resume(tmp_path / "x.birdie") as resume:
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OutputError, match="no space left on device"):
+            resume.keep("key", record(b"payload"))
 
 
 def put_two(output: Path) -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 import birdie
 from birdie.artifact.options import Limits
 from birdie.artifact.safetensors_export import DTYPES, to_safetensors
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError, WeightsError
@@ -57,6 +58,15 @@ def test_the_library_reads_every_dtype(tmp_path: Path, dtype: torch.dtype) -> No
     back = load_file(tmp_path / "x.safetensors")["t"]
     assert back.dtype == dtype
     assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (0, 4), (2, 1, 5)])
+def test_pairs_of_numbers_keep_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 256, shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    save_file({"t": tensor}, tmp_path / "a.safetensors", {"format": "pt"})
+    birdie.save(read_state_dict(tmp_path / "a.safetensors"), tmp_path / "x.birdie", lossless=True)
+    to_safetensors(tmp_path / "x.birdie", tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
 def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import Reader
+from birdie.cli import build_app
+from birdie.cli.console import run
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.nightly import mostly_nightly
 
@@ -114,6 +117,14 @@ def test_old_files_are_converted_once(version: int | None, how: str, tmp_path: P
     assert torch.equal(other.weight, plain.weight * 2)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantize_leaves_versions_alone(kind: Callable[[], nn.Module]) -> None:
+    model = kind()
+    original = {name: weight.clone() for name, weight in model.state_dict().items()}
+    birdie.quantize_(model)
+    assert all(torch.allclose(weight, original[name], atol=0.01) for name, weight in model.state_dict().items())
+
+
 def test_a_file_grows_only_by_versions_that_matter(tmp_path: Path) -> None:
     plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.InstanceNorm1d(4), nn.LSTM(4, 4))
     path = saved(plain, tmp_path)
@@ -164,6 +175,23 @@ OLD: dict[str, tuple[Callable[[], nn.Module], Callable[[dict[str, Tensor]], dict
         lambda: nn.Sequential(nn.BatchNorm1d(4)),
         lambda state: state | {"0.num_batches_tracked": state["0.num_batches_tracked"].reshape(1)}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "wrap", "how"),
+    mostly_nightly(
+        itertools.product(OLD, (False, True), HOW),
+        [*((case, False, "into") for case in OLD), ("names of before", True, "lazy")],
+    ),
+)
+def test_what_the_module_converts_loads(case: str, wrap: bool, how: str, tmp_path: Path) -> None:
+    build, old = OLD[case]
+    state = old(dict(build().state_dict()))
+    expected, module = build(), build()
+    expected.load_state_dict(state)
+    if wrap:  # the file is that of a wrapped module
+        state = {f"module.{name}": item for name, item in state.items()}
+    require_same(loaded(saved(state, tmp_path), module, how), dict(expected.state_dict()))
 
 
 class Extra(nn.Linear):
@@ -308,6 +336,28 @@ def test_a_failed_load_leaves_the_module_as_it_was(last: Callable[[], nn.Module]
     assert module.training
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_a_buffer_takes_the_length_in_the_file(how: str, tmp_path: Path) -> None:
+    source = Growing()
+    source.queue = torch.ones(5)
+    assert torch.equal(loaded(saved(source, tmp_path), Growing(), how)["queue"], torch.ones(5))
+
+
+def test_hooks_after_loading_see_the_new_values(tmp_path: Path) -> None:
+    module, source, seen = nn.Linear(4, 4), nn.Linear(4, 4), []
+    module.register_load_state_dict_post_hook(lambda module, _: seen.append(module.weight.clone()))
+    memory = module.weight.data_ptr()
+    birdie.load(saved(source, tmp_path), into=module)
+    assert torch.equal(seen[0], source.weight)
+    assert module.weight.data_ptr() == memory
+
+
+def test_the_checkpoint_of_an_optimizer_has_its_module_s_versions(tmp_path: Path) -> None:
+    model = Versioned()
+    birdie.save_object(model.state_dict(), tmp_path / "m.birdie")
+    require_same(loaded(tmp_path / "m.birdie", Versioned(), "into"), dict(model.state_dict()))
+
+
 class Recipe(nn.Linear):
     """Keeps its state as bytes in memory, as Transformer Engine does."""
 
@@ -325,6 +375,33 @@ class Recipe(nn.Linear):
         assert state.tell() == 3
         state.seek(0)
         self.scale = float(torch.load(state, weights_only=True)["scale"])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_extra_state_may_be_a_buffer(lazy: bool, tmp_path: Path) -> None:
+    birdie.save(nn.Sequential(Recipe(0.5), Recipe(2.0)), tmp_path / "m.birdie")
+    loaded = birdie.load(tmp_path / "m.birdie", into=nn.Sequential(Recipe(), Recipe()), lazy=lazy)
+    assert [part.scale for part in loaded] == [0.5, 2.0]
+
+
+def test_a_file_of_torch_may_have_such_extra_state(tmp_path: Path) -> None:
+    state = nn.Sequential(Recipe(0.5)).state_dict()
+    torch.save(state, tmp_path / "x.pt")
+    for name, options in {"lossy": [], "lossless": ["--lossless"]}.items():
+        file = tmp_path / f"{name}.birdie"
+        assert run(build_app, ["compress", str(tmp_path / "x.pt"), "-o", str(file), *options]) == 0
+        assert run(build_app, ["decompress", str(file), "-o", str(tmp_path / f"{name}.pt")]) == 0
+        with torch.serialization.safe_globals([io.BytesIO]):
+            back = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        buffer, original = back["0._extra_state"], state["0._extra_state"]
+        assert (buffer.getvalue(), buffer.tell()) == (original.getvalue(), original.tell())
+
+
+def test_a_file_without_extra_state_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    birdie.save(nn.Sequential(Recipe(0.5)), tmp_path / "m.birdie")
+    for name, lost in {"x.safetensors": ["0._extra_state"], "folder": ["0._extra_state"], "x.pt": []}.items():
+        assert run(build_app, ["decompress", str(tmp_path / "m.birdie"), "-o", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["left_out"] == lost
 
 
 @pytest.mark.parametrize("kind", [Versioned, Demanding])
