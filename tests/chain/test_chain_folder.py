@@ -117,6 +117,11 @@ def test_a_difference_takes_fewer_bytes_and_moments_stand_alone(chain: Path) -> 
     assert [*birdie.inspect(chain / "step-9.birdie").files] == ["optimizer.pt", "sub/state.json"], "others are the same"
 
 
+def test_the_same_checkpoints_give_the_same_bytes(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    extend(tmp_path / "again.birdie", checkpoints)
+    assert content(tmp_path / "again.birdie") == content(chain)
+
+
 @given(
     seed=st.integers(0, 999),
     dtypes=st.lists(st.sampled_from([kind for kind in FORMATS if kind is not torch.complex32]), min_size=3, max_size=3),
@@ -196,6 +201,37 @@ def test_a_damaged_link_costs_what_follows_it_and_is_written_again(
     require_restored(chain, checkpoints / "step-10", tmp_path / "10")
 
 
+def test_damage_of_a_tensor_counts_under_all_of_its_names(tmp_path: Path) -> None:
+    source, folder = tmp_path / "run", tmp_path / "run.birdie"
+    source.mkdir()
+    weight = torch.randn(64, 32)
+    for step in (1, 2):
+        other = weight if step == 1 else weight + 1e-5 * torch.randn(64, 32)
+        torch.save({"a": weight, "b": other if step == 2 else weight.clone()}, source / f"step_{step}.pt")
+        weight = weight + 1e-5
+    extend(folder, source)
+    damage(folder / "step_1.birdie", at_of(folder / "step_1.birdie", "a"))
+    assert [row.step for row in survey(folder) if row.damage] == [1, 2]
+    with pytest.raises(ArtifactError, match="checksum"):
+        restore(folder / "step_2.birdie", tmp_path / "x.pt")
+
+
+def test_damage_of_what_is_stored_alone_costs_one_checkpoint(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    damage(chain / "step-9.birdie", at_of(chain / "step-9.birdie", "optimizer.pt/state/0/exp_avg"))
+    assert [row.step for row in survey(chain) if row.damage] == [9]
+    require_restored(chain, checkpoints / "step-10", tmp_path / "10")
+
+
+def test_a_new_link_is_no_difference_to_a_damaged_one(chain: Path, tmp_path: Path) -> None:
+    damage(chain / "step-11.birdie")
+    write_checkpoint(tmp_path / "run", 12)
+    notes: list[str] = []
+    rows = [*Chain(chain, notify=notes.append).extend(series(tmp_path / "run"))]
+    assert [row.base for row in rows] == [""]
+    assert any("step-11.birdie" in note for note in notes)
+    require_restored(chain, tmp_path / "run" / "step-12", tmp_path / "12")
+
+
 @pytest.mark.parametrize("follows_run", [True, False])
 def test_another_checkpoint_of_a_step_is_an_error_or_replaces_it_and_what_follows(
     follows_run: bool, chain: Path, tmp_path: Path
@@ -207,6 +243,16 @@ def test_another_checkpoint_of_a_step_is_an_error_or_replaces_it_and_what_follow
     [*Chain(chain, follows_run=follows_run).extend(series(tmp_path / "run"), replace_others=not follows_run)]
     assert [row.step for row in survey(chain)] == [8, 9, 10]
     require_restored(chain, other, tmp_path / "10")
+
+
+def test_a_run_that_went_back_removes_later_steps_only_when_it_adds_one(chain: Path, tmp_path: Path) -> None:
+    known = write_checkpoint(tmp_path / "known", 9)
+    [*Chain(chain, follows_run=True).extend({9: known})]
+    assert [row.step for row in survey(chain)] == [8, 9, 10, 11]
+    other = write_checkpoint(tmp_path / "other", 9, seed=3)
+    torch.save(torch.ones(3), tmp_path / "other" / "step_3.pt")
+    [*Chain(chain, follows_run=True).extend({9: other})]
+    assert [row.step for row in survey(chain)] == [8, 9]
 
 
 def test_the_door_says_what_is_wrong(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
@@ -361,6 +407,46 @@ def test_a_checkpoint_without_a_number_is_replaced_when_the_run_goes_on(named_ru
     assert {name for name, row in add().items() if row.added} == {"step_8.birdie"}
     restore(chain / "last.birdie", tmp_path / "x.pt")
     assert (tmp_path / "x.pt").read_bytes() == (named_run / "last.pt").read_bytes()
+
+
+def test_a_copy_of_many_small_tensors_takes_next_to_nothing(tmp_path: Path) -> None:
+    state = {f"layers.{index}.weight": torch.randn(64) for index in range(300)}
+    torch.save({"step": 1, "model": state}, tmp_path / "step_1.pt")
+    shutil.copy(tmp_path / "step_1.pt", tmp_path / "last.pt")
+    torch.save(state | {"layers.0.weight": torch.randn(64), "head": torch.ones(2, 2)}, tmp_path / "other.pt")
+    paths = {tmp_path / name: 1 for name in ("last.pt", "other.pt")}
+    rows = {row.name: row for row in Chain(tmp_path / "c").extend({1: tmp_path / "step_1.pt"}, named=paths)}
+    full = rows["step_1.birdie"].bytes
+    for name, share in {"last": 0.08, "other": 0.25}.items():
+        assert rows[f"{name}.birdie"].bytes < share * full
+        restore(tmp_path / "c" / f"{name}.birdie", tmp_path / "back.pt")
+        assert (tmp_path / "back.pt").read_bytes() == (tmp_path / f"{name}.pt").read_bytes()
+
+
+def test_files_of_other_names_share_what_is_around_their_tensors(tmp_path: Path) -> None:
+    """Damage there costs the files that come after it."""
+    for step in (1, 2, 3):
+        save_file({"w": torch.randn(64, 32)}, tmp_path / f"step_{step}.safetensors", {"notes": "ab" * 500})
+    extend(tmp_path / "c", tmp_path)
+    assert [*birdie.inspect(tmp_path / "c" / "step_3.birdie").files] == []
+    for step in (1, 2, 3):
+        restore(tmp_path / "c" / f"step_{step}.birdie", tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == (tmp_path / f"step_{step}.safetensors").read_bytes()
+    damage(tmp_path / "c" / "step_1.birdie", at_of(tmp_path / "c" / "step_1.birdie", "\0files"))
+    assert [row.step for row in survey(tmp_path / "c") if row.damage] == [1, 2, 3]
+    with pytest.raises(ArtifactError, match="checksum"):
+        restore(tmp_path / "c" / "step_3.birdie", tmp_path / "x")
+
+
+def test_two_names_of_one_step_are_both_kept(tmp_path: Path) -> None:
+    torch.save({"step": 1, "w": torch.ones(64, 32)}, tmp_path / "step_1.pt")
+    for name in ("last.pt", "last.bin"):
+        torch.save({"step": 5, "w": torch.randn(64, 32)}, tmp_path / name)
+    checkpoints = series(tmp_path)
+    rows = [*Chain(tmp_path / "c").extend(checkpoints, named=without_number(tmp_path, checkpoints))]
+    assert [row.name for row in rows] == ["step_1.birdie", "last.birdie", "last.pt.birdie"]
+    with pytest.raises(ArtifactError, match="are both of step 5; give one of them"):
+        find_link(tmp_path / "c", 5)
 
 
 @pytest.mark.parametrize(

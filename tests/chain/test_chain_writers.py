@@ -90,6 +90,15 @@ def test_another_run_that_comes_later_is_refused(chain: Path, run: Path, tmp_pat
     require_restored(chain, expected)
 
 
+def test_a_chain_that_nothing_was_added_to_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ckpt_1.pt").write_bytes(b"")
+    (tmp_path / "run" / "ckpt_1.pt").unlink()
+    with pytest.raises(birdie.BirdieError):
+        [*Chain(tmp_path / "c").extend({1: tmp_path / "run" / "ckpt_1.pt"})]
+    assert not (tmp_path / "c").exists()
+
+
 # A source that changes
 
 
@@ -177,6 +186,19 @@ def test_what_others_need_or_is_of_another_run_is_not_replaced(run: Path, tmp_pa
     require_restored(tmp_path / "c", expected)
 
 
+def test_a_link_under_the_name_of_another_step_is_left_as_it_is(chain: Path, run: Path) -> None:
+    (chain / "ckpt_60.birdie").unlink()
+    shutil.copy(chain / "ckpt_10.birdie", chain / "ckpt_60.birdie")
+    notes: list[str] = []
+    rows = {row.step: row for row in Chain(chain, notify=notes.append).extend(series(run)) if row.added}
+    assert [*rows] == [60]
+    assert rows[60].name == "ckpt_60.pt.birdie"
+    assert read_link(chain / "ckpt_60.birdie").step == 10
+    assert not any("damaged" in note for note in notes)
+    restore(chain / "ckpt_60.pt.birdie", chain.parent / "x.pt")
+    assert (chain.parent / "x.pt").read_bytes() == (run / "ckpt_60.pt").read_bytes()
+
+
 # Names that lie
 
 
@@ -209,6 +231,14 @@ def test_links_to_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
         unnumbered(run, [*series(run).values()])
 
 
+@pytest.mark.parametrize("gone", [{10}, {60}, {20, 30}, {10, 30, 50}, {20, 30, 40, 50, 60}])
+def test_what_stays_is_what_it_was(chain: Path, run: Path, gone: set[int]) -> None:
+    expected = {step: data for step, data in contents(run).items() if step not in gone}
+    removed = retain(Chain(chain, full_every=3), drop=[str(step) for step in gone])
+    assert {row.step for row in removed} == gone
+    require_restored(chain, expected)
+
+
 # Retention
 
 
@@ -218,6 +248,12 @@ def test_the_last_and_every_so_many_stay(chain: Path, run: Path) -> None:
     retain(Chain(chain), keep_last=2)
     assert {row.step: row.base for row in survey(chain)} == {40: "", 60: "ckpt_40.birdie"}
     assert not retain(Chain(chain), keep_last=2), "nothing goes twice"
+
+
+def test_a_chain_goes_on_after_a_drop(chain: Path, run: Path) -> None:
+    retain(Chain(chain), drop=["40", "60"])
+    [*Chain(chain).extend(series(run))]
+    require_restored(chain, contents(run))
 
 
 def test_wrong_retention_ends_with_one_sentence_and_changes_nothing(chain: Path) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from birdie.chain.checkpoint_series import (
+    beside,
     is_series,
     series,
     split_checkpoint,
@@ -19,6 +22,7 @@ from birdie.chain.checkpoint_series import (
     without_number,
 )
 from birdie.checkpoints.checkpoint import open_checkpoint
+from birdie.checkpoints.checkpoint_facts import step_inside, step_key
 from birdie.errors import ConfigError, WeightsError
 
 
@@ -53,6 +57,13 @@ def test_the_step_is_the_number_after_the_word(name: str, step: int | None) -> N
     assert step_of(name) == step
 
 
+def test_the_order_is_that_of_the_numbers(tmp_path: Path) -> None:
+    put(tmp_path, "step-9/", "step-100/", "step-10/", "args.json", ".hidden", "runs/events", "run.birdie/step-9.birdie")
+    assert is_series(tmp_path)
+    assert [*series(tmp_path)] == [9, 10, 100]
+    assert beside(tmp_path, series(tmp_path)) == ["args.json", "runs"]
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -68,6 +79,10 @@ def test_the_step_is_the_number_after_the_word(name: str, step: int | None) -> N
 )
 def test_a_folder_of_one_model_is_no_series(names: tuple[str, ...], tmp_path: Path) -> None:
     assert not is_series(put(tmp_path, *names))
+
+
+def test_any_last_number_serves_if_no_name_has_a_word(tmp_path: Path) -> None:
+    assert [*series(put(tmp_path, "run2_10.pt", "run2_9.pt"))] == [9, 10]
 
 
 def test_two_of_one_step_and_none_are_errors(tmp_path: Path) -> None:
@@ -210,6 +225,25 @@ def test_what_tells_no_step_or_is_another_network_is_named(tmp_path: Path) -> No
     assert without_number(tmp_path, series(tmp_path), strict=False) == {}
 
 
+@given(
+    steps=st.lists(st.integers(0, 10**6), min_size=2, max_size=6, unique=True),
+    ahead=st.integers(-3, 10**6),
+    factor=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_number_that_is_the_step_or_grows_with_it_is_its_key(
+    steps: list[int], ahead: int, factor: int, seed: int
+) -> None:
+    noise = {"seed": seed, "nested/size": 12}
+    grown = {step: {**noise, "nested/count": factor * step + ahead} for step in steps}
+    assert step_key(grown) == "nested/count"
+    assert step_key({step: {**numbers, "deep/er/it": step} for step, numbers in grown.items()}) in (
+        ["deep/er/it", "nested/count"] if (factor, ahead) == (1, 0) else ["deep/er/it"]
+    )
+    assert step_key(dict.fromkeys(steps, noise)) is None
+
+
 def test_a_damaged_file_is_named_and_one_of_another_kind_is_left_out(tmp_path: Path) -> None:
     for step in (1, 2):
         torch_file(tmp_path, f"step_{step}.pt", step)
@@ -219,6 +253,15 @@ def test_a_damaged_file_is_named_and_one_of_another_kind_is_left_out(tmp_path: P
     (tmp_path / "last.pt").write_bytes((tmp_path / "step_2.pt").read_bytes()[:900])
     with pytest.raises(ConfigError, match=r"last\.pt does not tell its step, as it cannot be read"):
         without_number(tmp_path, series(tmp_path))
+
+
+def test_a_step_between_two_others_is_in_proportion(tmp_path: Path) -> None:
+    for epoch, samples in ((1, 1000), (2, 2000), (4, 4000)):
+        torch_file(tmp_path, f"epoch_{epoch}.pt", epoch, samples=samples)
+    torch_file(tmp_path, "best.pt", 3, samples=3100)
+    torch_file(tmp_path, "last.pt", 5, samples=6000)
+    steps = [step_inside(tmp_path / name, series(tmp_path)) for name in ("best.pt", "last.pt")]
+    assert steps == [3, 6]
 
 
 def copies_of(*names: str) -> Callable[[Path], None]:
@@ -244,3 +287,22 @@ def test_copies_of_one_network_are_no_model(write: Callable[[Path], None], messa
     assert not is_series(tmp_path)
     with pytest.raises(WeightsError, match=message):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("layer_1.pt", "layer_2.pt"), ("controlnet/model.pt", "controlnet_2/model.pt")])
+def test_networks_that_are_alike_may_be_parts_of_a_model(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        torch.save({"weight": torch.randn(16, 16)}, tmp_path / name)
+    assert not is_series(tmp_path)
+    assert len(open_checkpoint(tmp_path).content) == 2
+
+
+def test_the_folder_of_a_model_may_have_its_checkpoints_in_it(tmp_path: Path) -> None:
+    for step in (500, 1000):
+        trainer_folder(tmp_path, f"checkpoint-{step}", step)
+    save_file(weights(1000), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert not is_series(tmp_path)
+    assert open_checkpoint(tmp_path).content.keys() == weights(0).keys()
+    assert without_number(tmp_path, series(tmp_path)) == {tmp_path / "model.safetensors": 1000}

@@ -54,6 +54,13 @@ def test_what_is_old_closed_and_complete_does_not_wait(checkpoint: Path) -> None
     assert unfinished([checkpoint]) == {}
 
 
+def test_what_is_open_for_writing_waits_also_if_it_does_not_change(checkpoint: Path) -> None:
+    with checkpoint.open("ab"):
+        assert "is still being written" in unfinished([checkpoint])[checkpoint]
+    with checkpoint.open("rb"):
+        assert unfinished([checkpoint]) == {}
+
+
 @pytest.mark.parametrize("name", ["ckpt_220.pt.tmp", ".ckpt_220.pt.x7Yz", "tmp-ckpt_220.pt"])
 def test_a_checkpoint_waits_for_its_twin(checkpoint: Path, name: str) -> None:
     twin = checkpoint.with_name(name)
