@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from birdie.artifact.loading import load
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPTConfig
@@ -21,10 +21,13 @@ from birdie.gpt.run.recipe_settings import DataSettings, ExportSettings, Recipe,
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.average import Average
+from birdie.gpt.train.resuming import require_average
 from birdie.gpt.train.settings import AverageSettings, TrainSettings
 from birdie.gpt.train.training import Training
+from birdie.gpt.train.training_checkpoint import TrainingCheckpoint, load_checkpoint
+from birdie.small.qat.settings import Qat
 from birdie.system.context import Context
-from tests.tiny_run import CHUNK_TOKENS, TinyBatches, tiny_model, tiny_settings, tiny_training
+from tests.tiny_run import CHUNK_TOKENS, TinyBatches, save, tiny_model, tiny_settings, tiny_training
 
 EMA = AverageSettings("ema", ema_decay=0.8)
 SWA = AverageSettings("swa", swa_every=2, swa_below=0.6)
@@ -101,6 +104,16 @@ def test_finishing_puts_it_into_the_model_and_reports_the_distance(average: Aver
             forbidden()
 
 
+def test_a_run_without_an_average_ends_with_the_last_weights(
+    course: tuple[list[Weights], list[float], list[float]],
+) -> None:
+    without, (weights, _, _) = start(), course
+    list(without)
+    assert equal({name: w.double() for name, w in weights_of(without).items()}, weights[-1])
+    assert without.finish() == []
+    assert equal({name: w.double() for name, w in weights_of(without).items()}, weights[-1])
+
+
 def test_for_a_validation_it_is_in_the_model_temporarily() -> None:
     run = start(EMA)
     steps = iter(run)
@@ -125,6 +138,51 @@ def test_for_a_validation_it_is_in_the_model_temporarily() -> None:
             pass
     assert curve == losses
     assert equal(dict(validated.average.mean()), dict(plain.average.mean()))
+
+
+@pytest.mark.parametrize("saved", [None, SWA])
+def test_a_checkpoint_without_it_starts_it_anew_and_reports_that(saved: AverageSettings | None, tmp_path: Path) -> None:
+    run = start(saved)
+    next(iter(run))
+    save(run, tmp_path)
+    lines: list[str] = []
+    resume = load_checkpoint(tmp_path)
+    resumed = tiny_training(
+        tiny_model(), TinyBatches(), tiny_settings(), saved=resume, average=EMA, notify=lines.append
+    )
+    assert "the checkpoint has no EMA of weights; the average begins at its step" in lines
+    assert any(line.startswith("resuming with average.kind = ema") for line in lines)
+    assert equal(dict(zip(weights_of(resumed), resumed.average.tensors(), strict=True)), weights_of(run))
+
+
+@KINDS
+def test_an_average_of_another_model_is_refused(average: AverageSettings) -> None:
+    run = start(average, warmdown_iters=12)
+    list(run)
+    state = run.state().average
+    name = next(key for key in state if key.endswith("tok_emb.weight"))
+    for wrong in ({**state, name: state[name][1:]}, {key: value for key, value in state.items() if key != name}):
+        with pytest.raises(WeightsError, match=r"average of 'tok_emb.weight'"):
+            require_average(wrong, dict(run.model.named_parameters()), 12)
+
+
+def test_views_stay_views_and_integers_are_not_averaged() -> None:
+    """Matrices of one bank stay in its storage."""
+    bank = torch.randn(3, 4, 5)
+    tensors = {f"layer{i}": bank[i] for i in range(3)} | {"steps": torch.tensor(7)}
+    average = Average(AverageSettings("ema", ema_decay=0.5), tensors)
+    first = bank.clone()
+    bank.add_(1)
+    average.update(1, 1.0)
+    last = bank.clone()
+    with average.in_model():
+        torch.testing.assert_close(bank, first + 0.5)
+    assert torch.equal(bank, last)
+    assert "steps" not in average.mean()
+    assert average.finish() is not None
+    torch.testing.assert_close(bank, first + 0.5)
+    assert all(tensors[f"layer{i}"].data_ptr() == bank[i].data_ptr() for i in range(3))
+    assert tensors["steps"] == 7
 
 
 def test_small_changes_of_bfloat16_weights_are_not_lost() -> None:
@@ -209,6 +267,23 @@ def uninterrupted(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> t
     return finished(recipe, tmp_path_factory.mktemp("uninterrupted") / "run")
 
 
+def test_a_checkpoint_that_cannot_be_written_does_not_end_a_run(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the last one, before the export; but one after a requested stop does."""
+
+    def full(*_: Path | TrainingCheckpoint, **__: int) -> Path:
+        raise OutputError("cannot write there: no space left on device; nothing was changed there")
+
+    monkeypatch.setattr("birdie.gpt.run.pipeline.save_checkpoint", full)
+    run, _, lines = finished(recipe, tmp_path / "run")
+    assert run.steps == 8
+    assert any(line.startswith("no checkpoint of step 8, training goes on: cannot write there") for line in lines)
+    assert run.export().bytes > 0
+    with pytest.raises(OutputError, match="no space left"):
+        finished(recipe, tmp_path / "stopped", stop_after=3)
+
+
 def distance(run: Run, state: Weights) -> float:
     """Return the root mean squared difference of the weights in the run's model from `state`."""
     weights = run.model.state_dict()
@@ -246,3 +321,48 @@ def test_a_stopped_run_ends_with_the_same_average(
     resumed, events, _ = finished(recipe, tmp_path / "parts", resume=True)
     assert distance(resumed, run.model.state_dict()) == 0
     assert (events[-1].score.bpb, events[-1].weights) == (validated[-1].score.bpb, validated[-1].weights)
+
+
+def test_a_run_that_is_resumed_after_its_last_step_continues_from_the_last_weights(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    """The checkpoint has both: a longer run continues the training, not the exported average."""
+    constant = dataclasses.replace(  # steps that do not depend on the length of the run
+        recipe,
+        model=dataclasses.replace(recipe.model, enable_looping_at=0.0),
+        train=dataclasses.replace(recipe.train, warmdown_iters=0),
+    )
+    longer = dataclasses.replace(constant, train=dataclasses.replace(constant.train, iterations=10))
+    uninterrupted, _, _ = finished(longer, tmp_path / "uninterrupted")
+    first, _, _ = finished(constant, tmp_path / "parts")
+    again, _, lines = finished(constant, tmp_path / "parts", resume=True)
+    assert distance(again, first.model.state_dict()) == 0
+    assert [line for line in lines if "EMA 0.7 of 8 steps" in line]
+    parts, _, _ = finished(longer, tmp_path / "parts", resume=True)
+    assert distance(parts, uninterrupted.model.state_dict()) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        ({"average": EMA, "qat": Qat(levels="ternary")}, "average ema of weights that train on ternary levels"),
+        ({"average": SWA, "train": TrainSettings(min_lr=0.6)}, "swa_below is 0.6"),
+        ({"qat": Qat(bits=6, below=0.1), "train": TrainSettings(min_lr=0.1)}, "qat below is 0.1"),
+    ],
+)
+def test_averages_that_could_never_begin_or_would_be_lost_are_refused(change: dict[str, Any], values: str) -> None:
+    with pytest.raises(ConfigError, match=values):
+        Recipe(**change)
+
+
+@KINDS
+def test_a_mask_is_not_averaged(average: AverageSettings) -> None:
+    """A mean of −inf and −inf would be NaN."""
+    weight, mask = torch.ones(3), torch.tensor([0.0, -torch.inf, -torch.inf])
+    run = Average(average, {"weight": weight, "mask": mask})
+    for step in range(1, 7):
+        weight += 1
+        run.update(step, 0.1)
+    run.finish()
+    assert mask.tolist() == [0.0, -torch.inf, -torch.inf]
+    assert 1 < float(weight[0]) < 7

@@ -1,5 +1,7 @@
 """A bank changes the storage of matrices and nothing else: names, arithmetic and state dict stay those of the model."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -51,6 +53,27 @@ def test_gradients_arrive_in_the_bank() -> None:
         assert not bank.gradient.any()
 
 
+def test_gradients_that_a_caller_dropped_are_restored() -> None:
+    """`zero_grad(set_to_none=True)` of a module drops the views; autograd then creates new tensors."""
+    model = tiny_model()
+    banks = make_banks(matrices(model))
+    model.loss(ids(), ids().roll(1)).backward()
+    expected = [bank.gradient.clone() for bank in banks]
+    model.zero_grad(set_to_none=True)
+    model.loss(ids(), ids().roll(1)).backward()
+    assert all(torch.equal(bank.gradient, old) for bank, old in zip(banks, expected, strict=True))
+    model.zero_grad(set_to_none=True)
+    assert not any(bank.gradient.any() for bank in banks)
+
+
+def test_an_update_of_the_bank_is_an_update_of_the_model() -> None:
+    model = tiny_model()
+    bank = make_banks(matrices(model))[0]
+    with torch.no_grad():
+        bank.parameter.fill_(3.0)
+    assert all(bool((matrices(model)[name] == 3.0).all()) for name in bank.names)
+
+
 def test_training_with_banks_equals_training_without() -> None:
     """The loop of `fit` against a plain loop on the matrices without banks: all losses within 1e-5."""
     settings = tiny_settings(iterations=6, warmdown_iters=0)
@@ -80,3 +103,12 @@ def test_training_with_banks_equals_training_without() -> None:
         adam.step()
     assert curve[0] == pytest.approx(plain[0], abs=1e-6)
     assert curve == pytest.approx(plain, abs=1e-5)
+
+
+def test_a_copy_of_a_model_with_banks_is_independent() -> None:
+    model = tiny_model()
+    bank = make_banks(matrices(model))[0]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        bank.parameter.zero_()
+    assert any(bool(matrices(other)[name].any()) for name in bank.names)

@@ -1,5 +1,6 @@
 """Training in fp8: which layers torchao takes, what stays the float model's, and what the log says."""
 
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,9 +10,11 @@ from torch import nn
 
 from birdie.errors import ConfigError
 from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.model.layers import Linear
 from birdie.gpt.train.fp8 import fits_fp8, fp8_supported, train_in_fp8
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat
+from tests.gpt.model.technique_table import blocks_of
 from tests.tiny_run import (
     CHUNK_TOKENS,
     TinyBatches,
@@ -21,6 +24,14 @@ from tests.tiny_run import (
 )
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed (extra gpu)")
+
+
+class Layer(nn.Module):
+    """A model of one layer in a block."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Linear(inputs, outputs)])
 
 
 def emulate(model: nn.Module) -> list[str]:
@@ -36,6 +47,16 @@ def test_matrices_of_blocks_whose_sizes_kernels_take_are_chosen() -> None:
     names = ("attn.c_q", "attn.proj", "mlp.fc", "mlp.proj")
     fitting = {f"blocks.{number}.{name}" for number in (0, 1) for name in names}
     assert chosen == fitting - {"blocks.1.mlp.fc", "blocks.1.mlp.proj"}  # quantization-aware training reads these
+
+
+@needs_torchao
+def test_parameters_stay_the_same_objects_under_the_same_names() -> None:
+    model = tiny_model()
+    parameters = dict(model.named_parameters())
+    assert emulate(model)[0].startswith("fp8: 18 matrices of the blocks, ")
+    assert list(dict(model.named_parameters())) == list(parameters)
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    assert type(blocks_of(model)[0].attn.c_q) is not Linear
 
 
 @needs_torchao
@@ -59,6 +80,22 @@ def test_it_learns_nearly_what_full_precision_learns(monkeypatch: pytest.MonkeyP
     assert sum(fp8[-10:]) == pytest.approx(sum(plain[-10:]), rel=0.01)
 
 
+@needs_torchao
+@pytest.mark.parametrize("qat", [False, True])
+def test_a_model_without_a_matrix_that_fits_is_refused(qat: bool) -> None:
+    layer = Layer(64, 64) if qat else Layer(24, 32)
+    if qat:
+        Qat(bits=2).prepare(layer)
+    with pytest.raises(ConfigError, match="multiples of 16"):
+        emulate(layer)
+
+
+def test_without_torchao_an_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(ConfigError, match=r"pip install 'birdie-compress\[gpu\]'"):
+        emulate(Layer(16, 16))
+
+
 def start(lines: list[str] | None = None, **changes: Any) -> Training:
     model = tiny_model(num_layers=1, num_heads=2, num_kv_heads=1)
     short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS}
@@ -76,6 +113,13 @@ def test_where_it_is_not_supported_training_continues_without(monkeypatch: pytes
     assert not fp8_supported(torch.device("cuda"), lines.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert fp8_supported(torch.device("cuda"), lines.append)
+
+
+def test_cuda_graphs_need_a_compiled_model_on_a_gpu() -> None:
+    lines: list[str] = []
+    run = start(lines, compile_mode="reduce-overhead")
+    assert lines == ["compile_mode reduce-overhead is not used: it needs torch.compile on CUDA"]
+    assert run.in_effect["compile_mode"] == "default"
 
 
 @pytest.mark.parametrize(

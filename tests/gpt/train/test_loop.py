@@ -80,12 +80,29 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return clock
 
 
+@pytest.mark.usefixtures("clock")
+def test_warm_up_is_not_on_the_clock() -> None:
+    (step,) = start(warmup_steps=5, iterations=1)
+    assert step.train_ms == 10
+
+
 def test_the_clock_stands_still_at_a_yield(clock: Time) -> None:
     times = []
     for step in start(iterations=3):
         times.append(step.train_ms)
         clock.now += 9.0
     assert times == [10, 20, 30]
+
+
+def test_the_time_of_another_rank_at_a_yield_is_not_on_the_clock(clock: Time) -> None:
+    """A barrier precedes each step, and the clock starts after it."""
+
+    class Late(World):
+        def barrier(self) -> None:
+            clock.now += 9.0
+
+    run = tiny_training(tiny_model(), TinyBatches(), tiny_settings(iterations=3), world=Late())
+    assert [step.train_ms for step in run] == [10, 20, 30]
 
 
 @pytest.mark.usefixtures("clock")
@@ -103,6 +120,24 @@ def test_a_stop_during_a_step_makes_it_the_last(tmp_path: Path) -> None:
     assert run.interrupted
     assert list(run) == []
     save(run, tmp_path)
+
+
+def test_a_stop_during_warm_up_leaves_the_run_at_its_start() -> None:
+    done: list[int] = []
+    run = tiny_training(
+        tiny_model(),
+        TinyBatches(),
+        tiny_settings(warmup_steps=5),
+        stop=lambda: done[-1:] == [2],
+    )
+    run.warm_up(lambda step, _: done.append(int(step)))
+    assert list(run) == []
+    assert done == [1, 2]
+    assert run.interrupted
+    assert (run.number, run.clock.ms) == (0, 0)
+    plain = start().state()
+    assert all(torch.equal(value, plain.weights[name]) for name, value in run.state().weights.items())
+    assert run.state().loader == plain.loader
 
 
 def test_accumulation_does_not_change_the_gradient() -> None:
@@ -154,3 +189,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update() -> None:
 def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
+
+
+def test_ranks_that_do_not_divide_the_accumulation_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"3 ranks .* accumulation 4"):
+        tiny_training(tiny_model(), TinyBatches(), tiny_settings(), world=World(size=3))

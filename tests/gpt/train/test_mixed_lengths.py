@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.errors import ConfigError
+from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.data_order import Order
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.documents import DocumentFinder
@@ -23,6 +24,7 @@ from birdie.system.distributed import World
 from tests.tiny_run import (
     CHUNKS,
     LENGTH,
+    STEP_TOKENS,
     VOCAB,
     TinyBatches,
     tiny_model,
@@ -53,6 +55,16 @@ def start(
     return tiny_training(model or tiny_model(), TinyBatches(world), tiny_settings(**to), world=world, **(more or {}))
 
 
+def test_a_step_keeps_its_tokens_and_their_order() -> None:
+    plain, mixed = RecordingGPT(), RecordingGPT()
+    for model, changes in ((plain, {}), (mixed, MIXED)):
+        assert {step.tokens for step in start(model, iterations=3, **changes)} == {STEP_TOKENS}
+    assert [tuple(ids.shape) for ids, _ in mixed.calls[:CHUNKS]] == [(2, 16), (8, 4), (2, 16), (8, 4)]
+    for (ids, targets), (same_ids, same_targets) in zip(plain.calls, mixed.calls, strict=True):
+        assert torch.equal(ids.flatten(), same_ids.flatten())
+        assert torch.equal(targets.flatten(), same_targets.flatten())
+
+
 def test_the_gradient_is_the_mean_over_chunks_each_cut_to_its_length() -> None:
     model = tiny_model()
     gradients: dict[str, Tensor] = {}
@@ -70,6 +82,12 @@ def test_the_gradient_is_the_mean_over_chunks_each_cut_to_its_length() -> None:
     for name, p in model.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(p.grad, gradients[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_the_full_length_alone_is_the_plain_run() -> None:
+    plain = [step.loss for step in start(iterations=3)]
+    assert [step.loss for step in start(iterations=3, mixed_seq_lens=(16,))] == plain
+    assert [step.loss for step in start(iterations=3, mixed_seq_lens=(16, 16))] == plain
 
 
 @given(
@@ -100,6 +118,29 @@ def shard(tmp_path: Path) -> Path:
     return tmp_path / "a_train_0.bin"
 
 
+@pytest.mark.parametrize("order", get_args(Order))
+def test_in_every_data_order_a_step_has_its_tokens_once_and_no_others(shard: Path, order: Order) -> None:
+    def targets(lengths: list[int], ranks: int) -> list[list[int]]:
+        steps: list[list[int]] = [[] for _ in range(5)]
+        for rank in range(ranks):
+            batches = Batches(
+                [shard], batch_tokens=4 * 64, seq_len=32, accumulation=4, order=order, bos_id=BOS, rank=rank,
+                world_size=ranks,
+            )  # fmt: skip
+            for step in steps:
+                for micro in micro_batches(batches, lengths[rank::ranks], 0, CPU, finder(order), order == "packed"):
+                    assert micro.ids.numel() == micro.targets.numel() == 64
+                    step += micro.targets.flatten().tolist()
+            batches.close()
+        return steps
+
+    plain, mixed = targets([32] * 4, 1), targets([32, 8, 16, 8], 2)
+    for step, of_one_length in zip(mixed, plain, strict=True):
+        assert sorted(step) == sorted(of_one_length)
+        unique = [token for token in step if token != BOS]
+        assert len(unique) == len(set(unique))
+
+
 def finder(order: Order) -> DocumentFinder | None:
     return DocumentFinder(BOS, CPU, packed=True) if order == "packed" else None
 
@@ -116,6 +157,21 @@ def test_scheduled_lengths_are_upper_bounds_and_warm_up_runs_all() -> None:
     assert [shape[1] for shape in shapes[1::CHUNKS]] == [2] * 3 + [4] * 9
     assert set(shapes) <= warm
     assert "from step 9 on: sequences of up to 16, 128 tokens a step" in lines
+
+
+def test_micro_batches_do_not_change_the_run() -> None:
+    plain = [step.loss for step in start(iterations=4, **MIXED)]
+    assert [step.loss for step in start(iterations=4, micro_batch_tokens=16, **MIXED)] == pytest.approx(plain, abs=1e-4)
+
+
+def test_chunks_of_different_lengths_are_not_joined() -> None:
+    with pytest.raises(ConfigError, match=r"micro_batch_tokens 64 .* 32 tokens"):
+        start(micro_batch_tokens=64, **MIXED)
+    lines: list[str] = []
+    start(more={"notify": lines.append}, micro_batch_tokens="auto", **MIXED)
+    assert lines[0].startswith("micro-batches of 32 tokens, 4 to a step")
+    shapes = [tuple(m.ids.shape) for m in micro_batches(TinyBatches(), [16, 16, 4, 4], 64, CPU)]
+    assert shapes == [(4, 16), (16, 4)]
 
 
 def test_a_run_reports_the_lengths_of_its_ranks_before_and_after() -> None:

@@ -1,5 +1,6 @@
 """Newton–Schulz yields nearly orthogonal matrices, and Muon is its published formula, however it batches."""
 
+import copy
 import math
 
 import pytest
@@ -67,12 +68,52 @@ def test_muon_equals_the_formula_matrix_by_matrix(shapes: list[tuple[int, int]])
         torch.testing.assert_close(p.detach(), value, rtol=1e-4, atol=1e-4)
 
 
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    still, moving = nn.Parameter(gaussian(4, 4)), nn.Parameter(gaussian(4, 4))
+    initial = still.detach().clone()
+    moving.grad = gaussian(4, 4, seed=1)
+    Muon([still, moving], 0.1).step()
+    assert torch.equal(still, initial)
+    assert not torch.equal(moving, initial)
+
+
+def test_step_returns_the_closures_loss() -> None:
+    p = nn.Parameter(gaussian(3, 3))
+
+    def closure() -> float:
+        p.grad = None
+        loss = p.square().sum()
+        loss.backward()
+        return loss.item()
+
+    first = p.square().sum().item()
+    muon = Muon([p], 0.1)
+    assert muon.step(closure) == pytest.approx(first)
+    assert muon.step(closure) < first
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=sides, columns=sides, steps=st.integers(0, 6), coefficients=st.sampled_from(["classic", "polar_express"]))
+def test_two_steps_at_once_are_two_steps(rows: int, columns: int, steps: int, coefficients: Coefficients) -> None:
+    """Wide and tall matrices take steps in pairs, and an odd one at the end."""
+    G = gaussian(2, rows, columns)
+    expected = torch.stack([plain_newton_schulz(g.double(), steps, coefficients) for g in G])
+    torch.testing.assert_close(newton_schulz(G.double(), steps, torch.float64, coefficients), expected)
+
+
 def one_step(gradient: torch.Tensor, **options: object) -> torch.Tensor:
     """Return the update of a first step with learning rate 1."""
     p = nn.Parameter(torch.zeros_like(gradient))
     p.grad = gradient
     Muon([p], 1.0, **options).step()  # type: ignore[arg-type]
     return -p.detach()
+
+
+def test_with_row_normalization_the_norms_of_rows_do_not_matter() -> None:
+    """MuonEq-R: scaled rows give the same update; without it they do not."""
+    G, sizes = gaussian(8, 24), torch.logspace(-3, 3, 8)[:, None]
+    torch.testing.assert_close(one_step(G, row_normalize=True), one_step(G * sizes, row_normalize=True))
+    assert (one_step(G) - one_step(G * sizes)).norm() > 0.1
 
 
 def test_normuon_evens_out_rows_and_keeps_the_norm() -> None:
@@ -127,3 +168,21 @@ def test_the_state_dict_round_trips() -> None:
 def test_bad_settings_are_refused(shape: tuple[int, ...], options: dict[str, object], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         Muon([nn.Parameter(torch.zeros(shape))], **{"lr": 0.1, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_row_means_stay_float32_in_a_loaded_state(dtype: torch.dtype) -> None:
+    """torch casts a loaded state to the dtype of the parameter."""
+
+    def parameter_and_muon() -> tuple[nn.Parameter, Muon]:
+        p = nn.Parameter(gaussian(4, 6).to(dtype))
+        p.grad = gaussian(4, 6, seed=1).to(dtype)
+        return p, Muon([p], lr=0.02, beta2=0.95)
+
+    (one, saved), (two, loaded) = parameter_and_muon(), parameter_and_muon()
+    saved.step()
+    two.data.copy_(one.data)
+    loaded.load_state_dict(copy.deepcopy(saved.state_dict()))
+    for optimizer in (saved, loaded):
+        optimizer.step()
+    assert torch.equal(one, two)

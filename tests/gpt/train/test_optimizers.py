@@ -52,6 +52,21 @@ def test_every_parameter_moves_in_a_step(tied: bool) -> None:
     assert [name for name, p in model.named_parameters() if torch.equal(p, initial[name])] == []
 
 
+def test_a_multiplier_of_zero_moves_nothing() -> None:
+    model, ids = small(), torch.arange(40).view(2, 20)
+    initial = [p.detach().clone() for p in model.parameters()]
+    model.loss(ids, ids.roll(1)).backward()
+    optimizers_of(model).step(torch.zeros(()), at_rates(0.0), accept)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), initial, strict=True))
+
+
+def test_the_learning_rate_of_the_embedding_depends_on_tying() -> None:
+    settings = OptimizerSettings(tied_embed_lr=0.1, embed_lr=0.2, head_lr=0.3, matrix_lr=0.4, scalar_lr=0.5)
+    assert optimizers_of(small(), settings).rates == {"matrices": 0.4, "embedding": 0.1, "scalars": 0.5}
+    untied = {"matrices": 0.4, "embedding": 0.2, "head": 0.3, "scalars": 0.5}
+    assert optimizers_of(small(tied=False), settings).rates == untied
+
+
 def test_an_undeclared_parameter_is_refused_by_name() -> None:
     model = small()
     model.extra = nn.Linear(32, 1)

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from birdie.gpt.train.optimizers import Optimizers
@@ -95,6 +97,23 @@ def test_many_ranks_compute_what_one_computes(size: int, tmp_path: Path) -> None
         assert several["counts"] == [len(sharding.ranges[0]) for sharding in shardings]
 
 
+@given(
+    banks=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=6),
+    ranks=st.integers(1, 9),
+)
+def test_every_matrix_has_one_rank_and_the_work_is_balanced(banks: list[tuple[int, int, int]], ranks: int) -> None:
+    shardings = shard_banks([torch.Size(bank) for bank in banks], ranks)
+    load = [0] * ranks
+    for (count, rows, columns), sharding in zip(banks, shardings, strict=True):
+        assert [i for shard in sharding.ranges for i in shard] == list(range(count))
+        counts = [len(shard) for shard in sharding.ranges]
+        assert max(counts) - min(counts) <= 1
+        assert sharding.padded == max(counts)
+        work = min(rows, columns) ** 2 * max(rows, columns)
+        load = [total + n * work for total, n in zip(load, counts, strict=True)]
+    assert max(load) - min(load) <= max(min(bank[1:]) ** 2 * max(bank[1:]) for bank in banks)
+
+
 def resume(world: World, folder: Path) -> None:
     """Take two more steps from a state that another number of ranks saved."""
     saved = torch.load(folder.parent / "saved.pt", weights_only=True)
@@ -124,6 +143,15 @@ def test_state_moves_to_another_number_of_ranks(size: int, tmp_path: Path) -> No
         torch.testing.assert_close(several["state"][key], value, rtol=1e-3, atol=1e-4)
 
 
+def test_clipping_acts_on_the_gradient_of_all_parameters() -> None:
+    model = tiny_model()
+    optimizers = optimizers_of(model, CLIPPED, World(), torch.float32)
+    (_, norm), *_ = steps(optimizers, model, World(), 0, 1)
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    assert norm > 0.05
+    assert torch.stack(norms).norm().item() == pytest.approx(0.05, rel=1e-3)
+
+
 def test_a_failed_check_stops_the_step_before_any_weight_changes() -> None:
     for settings in (PLAIN, CLIPPED):
         model = tiny_model()
@@ -139,3 +167,24 @@ def test_a_failed_check_stops_the_step_before_any_weight_changes() -> None:
         with pytest.raises(ValueError, match="stop"):
             optimizers.step(torch.zeros(()), at_rates(momentum=0.9), refuse)
         assert all(torch.equal(p, initial[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("group", ["muon_weight_decay", "adam_weight_decay", "embed_weight_decay"])
+def test_weight_decay_shrinks_the_parameters_of_its_groups(group: str) -> None:
+    """With a gradient of zero a step only decays, by learning rate times decay times multiplier."""
+    model = tiny_model()
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    settings = OptimizerSettings(**(SETTINGS | {group: 0.5}))
+    optimizers = optimizers_of(model, settings, World(), torch.float32)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizers.step(torch.zeros(()), at_rates(momentum=0.9, decay=0.5), accept)
+    covered = {
+        "muon_weight_decay": ("matrices",),
+        "adam_weight_decay": ("embedding", "scalars"),
+        "embed_weight_decay": ("embedding",),
+    }[group]
+    for name, members in optimizers.groups.items():
+        factor = 1 - optimizers.rates[name] * 0.25 if name in covered else 1.0
+        for key, p in members.items():
+            torch.testing.assert_close(p.detach(), initial[key] * factor)

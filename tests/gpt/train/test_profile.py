@@ -41,6 +41,16 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path) -> None:
     assert names.count("step") == RECORDED
 
 
+def test_a_requested_stop_ends_the_profile(tmp_path: Path) -> None:
+    batches = TinyBatches()
+    run = tiny_training(tiny_model(), batches, tiny_settings(), stop=lambda: batches.position > 9)
+    assert profile(run, CPU, tmp_path) is None
+    assert (run.number, batches.position) == (0, 0)
+    assert list(run) == []
+    assert run.interrupted
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let torch.compile trace and count graphs without compiling them."""

@@ -65,6 +65,13 @@ def copy_of(saved: Path, folder: Path) -> Path:
     return folder / "step-00000003"
 
 
+def test_a_sound_checkpoint_is_resumed_without_a_word(saved: Path) -> None:
+    lines: list[str] = []
+    checkpoint = load_checkpoint(saved, notify=lines.append, require=require)
+    assert (checkpoint.step, lines) == (3, [])
+    assert start(checkpoint).number == 3
+
+
 def without(*names: str) -> Callable[[dict[str, Tensor]], Any]:
     return lambda tensors: {key: t for key, t in tensors.items() if not any(name in key for name in names)}
 
@@ -153,6 +160,16 @@ def test_wrong_values_under_right_digests_are_refused(case: str, saved: Path, tm
     newest = copy_of(saved, tmp_path)
     path = newest / "state.json"
     path.write_text(json.dumps(STATES[case](json.loads(path.read_text()))))
+    sign(newest)
+    refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 99, b"[" * 100_000, b'{"step": ' + b"9" * 5000, b'{"step"', b"\xff\xfe"]
+)
+def test_a_state_that_is_no_json_is_refused(content: bytes, saved: Path, tmp_path: Path) -> None:
+    newest = copy_of(saved, tmp_path)
+    (newest / "state.json").write_bytes(content)
     sign(newest)
     refused(tmp_path)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from birdie.errors import ConfigError, WeightsError
 from birdie.gpt.train.bandit import Bandit, BanditSettings
-from birdie.gpt.train.plan import decay_multiplier, fraction_done
+from birdie.gpt.train.plan import decay_multiplier, fraction_done, muon_momentum
 from birdie.gpt.train.plan import lr_multiplier as scheduled
 from birdie.gpt.train.settings import TrainSettings
 from birdie.gpt.train.training import Training
@@ -63,6 +63,36 @@ def test_a_warmdown_fraction_is_of_steps_or_of_time() -> None:
     assert timed == pytest.approx(by_fraction)
 
 
+def test_no_warmdown_keeps_the_rate() -> None:
+    assert by_steps(100, warmdown=0) == by_time(5, 1e9, warmdown=0) == 1
+
+
+def test_momentum_rises_linearly_and_stays() -> None:
+    values = [muon_momentum(step, start=0.85, final=0.95, warmup_steps=500) for step in (0, 250, 500, 9999)]
+    assert values == pytest.approx([0.85, 0.90, 0.95, 0.95])
+    assert muon_momentum(0, start=0.85, final=0.95, warmup_steps=0) == 0.95
+
+
+FALLS: list[dict[str, Any]] = [
+    {"warmdown_iters": 40, "cap_ms": None},
+    {"warmdown_iters": 40, "cap_ms": 10_000.0},
+    {"warmdown_iters": 1, "cap_ms": None, "warmdown_fraction": 0.4},
+    {"warmdown_iters": 1, "cap_ms": 10_000.0, "warmdown_fraction": 0.4},
+]
+
+
+@pytest.mark.parametrize("fall", FALLS)
+def test_the_floor_holds_where_any_fall_would_go_below_it(fall: dict[str, Any]) -> None:
+    """At 100 ms a step all four fall over the last 40 of 100 steps; the floor does not change their slope."""
+
+    def at(step: int, min_lr: float) -> float:
+        return lr_multiplier(step, 100.0 * step, iterations=100, min_lr=min_lr, **fall)
+
+    for step in range(101):
+        assert at(step, 0.1) == max(0.1, at(step, 0.0))
+    assert [at(step, 0.1) for step in (0, 60, 80, 96, 97, 100)] == pytest.approx([1, 1, 0.5, 0.1, 0.1, 0.1])
+
+
 @given(fraction=st.floats(0, 2), full=st.floats(0, 1), final=st.floats(0, 1))
 def test_weight_decay_tapers_from_full_to_final(fraction: float, full: float, final: float) -> None:
     now = decay_multiplier(fraction, full=full, final=final)
@@ -71,9 +101,23 @@ def test_weight_decay_tapers_from_full_to_final(fraction: float, full: float, fi
     assert fraction > full or now == 1
 
 
+def test_the_taper_of_the_record() -> None:
+    values = [decay_multiplier(fraction) for fraction in (0, 0.7, 0.85, 1, 1.001)]
+    assert values == pytest.approx([1, 1, 0.75, 0.5, 0.5])
+    assert decay_multiplier(1.0, full=1.0) == 1
+
+
 def run_of(**changes: Any) -> Training:
     settings = tiny_settings(accumulation=1, train_batch_tokens=CHUNK_TOKENS, **changes)
     return tiny_training(tiny_model(), TinyBatches(), settings)
+
+
+def test_the_last_steps_train_at_the_floor() -> None:
+    steps = list(run_of(iterations=10, warmdown_iters=5, min_lr=0.5))
+    assert [step.lr_multiplier for step in steps] == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.5, 0.5])
+    plain = list(run_of(iterations=10, warmdown_iters=5))
+    assert [step.loss for step in steps[:9]] == [step.loss for step in plain[:9]]  # a loss is that before the update
+    assert steps[9].loss != plain[9].loss
 
 
 def test_a_forced_last_step_ends_run_and_schedule_whatever_the_clock() -> None:
@@ -90,6 +134,15 @@ def test_a_forced_last_step_ends_run_and_schedule_whatever_the_clock() -> None:
     within = run_of(iterations=1000, force_stop_step=2, max_wallclock_seconds=1000.0)
     assert len(list(within)) == 2
     assert "beyond" not in within.finish()[0]
+
+
+def test_a_warmdown_fraction_ends_with_the_run_by_steps_or_by_time() -> None:
+    """Steps may end long before the cap."""
+    factors = [
+        lr_multiplier(step, 200.0 * step, iterations=300, warmdown_iters=1, cap_ms=600_000.0, warmdown_fraction=0.4)
+        for step in (0, 150, 240, 300)
+    ]
+    assert factors == pytest.approx([1, 1, 0.5, 0])
 
 
 def test_the_fraction_done_is_of_steps_or_time_whichever_is_larger() -> None:

@@ -1,7 +1,9 @@
 """Sequence-length and batch-size schedules: every token once in every stage; warm-up visits all; resuming is exact."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.errors import ConfigError
+from birdie.gpt.data.batches import Batches
+from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.train.plan import Plan, StepSize
+from birdie.gpt.train.plan import Plan, StepSize, warmup_fractions
 from birdie.gpt.train.training import Training
 from birdie.system.callbacks import no_message
 from birdie.system.distributed import World
@@ -97,6 +101,37 @@ def test_sizes_only_grow_and_divide_evenly(
     assert set(sizes) <= visited
 
 
+@given(st.lists(st.floats(0, 1), max_size=6), st.integers(1, 30))
+def test_warm_up_visits_every_change(changes: list[float], steps: int) -> None:
+    fractions = warmup_fractions(tuple(changes), steps)
+    assert fractions == sorted(fractions)
+    assert len(fractions) >= steps
+    assert set(changes) <= set(fractions) or not {*changes} - {0.0, 1.0}
+
+
+def test_a_step_keeps_its_tokens_and_their_order() -> None:
+    """Whatever the sequence length, inputs and targets are the same, in the same order."""
+    plain, scheduled = RecordingGPT(), RecordingGPT()
+    for model, changes in ((plain, {}), (scheduled, SCHEDULED)):
+        for step in start(model, iterations=6, **changes):
+            assert step.tokens == STEP_TOKENS
+    assert {shape for shape, _ in scheduled.shapes()} == {(8, 4), (4, 8), (2, 16)}
+    for (ids, targets, _), (same_ids, same_targets, _) in zip(plain.calls, scheduled.calls, strict=True):
+        assert torch.equal(ids.flatten(), same_ids.flatten())
+        assert torch.equal(targets.flatten(), same_targets.flatten())
+
+
+def test_full_sizes_are_the_plain_run() -> None:
+    plain = [step.loss for step in start(iterations=2)]
+    full = start(iterations=2, seq_len_start=LENGTH, batch_tokens_start=STEP_TOKENS)
+    assert [step.loss for step in full] == plain
+
+
+def test_batches_double() -> None:
+    tokens = [step.tokens for step in start(batch_tokens_start=STEP_TOKENS // 4, batch_schedule_fraction=0.5)]
+    assert tokens == [STEP_TOKENS // 4] * 3 + [STEP_TOKENS // 2] * 3 + [STEP_TOKENS] * 6
+
+
 def test_warm_up_runs_every_graph_of_the_run() -> None:
     """All shapes, with depth recurrence and without, although the settings ask for one step."""
     model = RecordingGPT(num_loops=1, loop_start=1, loop_end=1, enable_looping_at=0.4)
@@ -115,6 +150,33 @@ def test_warm_up_runs_every_graph_of_the_run() -> None:
     assert lines[1:] == [
         f"from step {step} on: sequences of {length}, 128 tokens a step" for step, length in ((1, 4), (4, 8), (7, 16))
     ]
+
+
+def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
+    """The first timed step finds its batches loaded, and they are those of a run without warm-up."""
+    write_shard(tmp_path / "a_train_0.bin", np.random.default_rng(0).integers(0, VOCAB, 3000, dtype=np.uint16))
+    settings = tiny_settings(warmup_steps=3, iterations=2)
+
+    def loader() -> Batches:
+        return Batches([tmp_path / "a_train_0.bin"], batch_tokens=STEP_TOKENS, seq_len=LENGTH, accumulation=CHUNKS)
+
+    batches, indices = loader(), list[int]()
+    run = tiny_training(tiny_model(), batches, settings)
+    make = batches._make
+    batches._make = lambda index: indices.append(index) or make(index)  # type: ignore[assignment]  # a lambda
+    run.warm_up()
+    ahead = batches._prefetcher
+    assert ahead is not None
+    assert ahead._queue.full()
+    restart = len(indices) - 1 - indices[::-1].index(0)
+    assert indices[restart : restart + 2] == [0, 1]
+    assert batches.state_dict() == {"spans": 0}
+    losses = [step.loss for step in run]
+    batches.close()
+    plain = loader()
+    cold = tiny_training(tiny_model(), plain, tiny_settings(warmup_steps=0, iterations=2))
+    assert [step.loss for step in cold] == losses
+    plain.close()
 
 
 @pytest.mark.parametrize(

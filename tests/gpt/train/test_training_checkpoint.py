@@ -4,6 +4,7 @@ import dataclasses
 import math
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.data_order import Order
 from birdie.gpt.data.shards import write_shard
@@ -28,6 +29,7 @@ from birdie.gpt.train.training_checkpoint import (
     TrainingCheckpoint,
     checkpoint_paths,
     load_checkpoint,
+    remove_newer,
     require_same_checkpoint,
     save_checkpoint,
 )
@@ -104,6 +106,13 @@ def test_under_a_cap_the_saved_clock_continues(tmp_path: Path) -> None:
     assert resumed.train_ms > first[-1].train_ms
 
 
+def test_a_finished_run_has_no_more_steps(tmp_path: Path) -> None:
+    run = start(iterations=3)
+    curve(run)
+    save(run, tmp_path)
+    assert curve(start(tmp_path, iterations=3)) == {}
+
+
 def test_changed_settings_are_reported(tmp_path: Path) -> None:
     save(start(), tmp_path)
     lines: list[str] = []
@@ -132,6 +141,27 @@ def test_a_run_that_goes_back_drops_the_later_checkpoints(tmp_path: Path) -> Non
         save_checkpoint(tmp_path, dataclasses.replace(fresh, step=step), keep=3)
     save_checkpoint(tmp_path, dataclasses.replace(fresh, step=3))
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-00000003", "step-00000002"]
+
+
+def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(iterations=3)
+    steps = iter(run)
+    next(steps)
+    save(run, tmp_path)
+    next(steps)
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("birdie.system.tensor_files.save_file", no_space)
+    with pytest.raises(OutputError, match="no space left"):
+        save(run, tmp_path)
+    assert load_checkpoint(tmp_path).step == 1
+
+
+def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no checkpoint in"):
+        load_checkpoint(tmp_path)
 
 
 def two_checkpoints(folder: Path, state: TrainingCheckpoint | None = None) -> Path:
@@ -170,6 +200,21 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(file: str, tmp_path: Pa
     assert load_checkpoint(tmp_path, notify=lines.append).step == 2
 
 
+def test_without_an_undamaged_checkpoint_there_is_one_error(tmp_path: Path) -> None:
+    two_checkpoints(tmp_path)
+    for path in tmp_path.glob("step-*/rng.safetensors"):
+        path.write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"step-00000002 is damaged: rng.safetensors .* no other") as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_checkpoints_that_were_left_out_are_removed_before_the_run_goes_on(tmp_path: Path) -> None:
+    (two_checkpoints(tmp_path) / "state.json").unlink()
+    remove_newer(load_checkpoint(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
 @pytest.mark.parametrize(("step", "clock"), [(-1, 0.0), (3, -1.0), (3, math.nan), (3, math.inf)])
 def test_a_checkpoint_that_contradicts_itself_is_refused(step: int, clock: float, tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, dataclasses.replace(start().checkpoint(), step=3, clock_ms=clock))
@@ -177,6 +222,21 @@ def test_a_checkpoint_that_contradicts_itself_is_refused(step: int, clock: float
         path.rename(tmp_path / "step-00000009")
     with pytest.raises(WeightsError, match="contradicts itself: it says step 3"):
         load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_without_digests_is_damaged(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, start().checkpoint())
+    (path / SUMS).unlink()
+    with pytest.raises(WeightsError, match="SHA256SUMS is missing"):
+        load_checkpoint(tmp_path)
+
+
+def test_the_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
+    if (program := shutil.which("sha256sum")) is None:
+        pytest.skip("sha256sum is not installed")
+    subprocess.run(
+        [program, "--check", "--strict", SUMS], cwd=two_checkpoints(tmp_path), check=True, capture_output=True
+    )
 
 
 def save_third(folder: Path, state: TrainingCheckpoint) -> None:
@@ -228,6 +288,19 @@ def test_ranks_that_see_different_checkpoints_do_not_resume(tmp_path: Path) -> N
     require_same_checkpoint(None, tmp_path, Different(1, 2))
     with pytest.raises(ConfigError, match=r"rank 0 .* step 8 .* rank 1 none"):
         require_same_checkpoint(checkpoint, tmp_path, Different(0, 2))
+
+
+def test_the_generator_of_a_gpu_that_the_run_does_not_use_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("this would start CUDA")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", refuse)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", refuse)
+    states = rng_state()
+    assert states.keys() == {"cpu"}
+    set_rng_state({**states, "cuda": states["cpu"]})
 
 
 if __name__ == "__main__":
