@@ -1,10 +1,13 @@
 """Processes that disturb each other at a chain: `python -m tests.hostile chain_races --count 20`.
 
 Two writers of one chain, of one run or of two, with and without --overwrite; `birdie chain` twice at once, beside a
-reader and a writer. Laws: each command ends with success or in one sentence; every step that a successful writer
-announced comes back bit for bit, unless a later one replaced or removed it; a chain is of one run.
+reader and a writer; and `birdie compress` again and again while a trainer writes its checkpoints slowly
+(tests/hostile/slow_trainer.py). Laws: each command ends with success or in one sentence; every step that a successful
+writer announced comes back bit for bit, unless a later one replaced or removed it; a chain is of one run; in the end
+each checkpoint has a link, and each link is that of a complete checkpoint.
 """
 
+import json
 import random
 import shutil
 import tempfile
@@ -12,12 +15,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.hostile import slow_trainer
 from tests.hostile.chain_laws import rows_of, states_of
-from tests.hostile.workload import End, Fork, Report, State, call, contents, problem_of, write_checkpoints
+from tests.hostile.workload import End, Fork, Report, State, call, contents, forked, problem_of, write_checkpoints
 
 STEPS = 4
 DELAY = 0.3
 """Seconds, at most, by which the second writer starts later."""
+CHECKPOINTS = 20
+"""Checkpoints of a slow trainer, by default."""
 
 
 def prepare(folder: Path) -> dict[str, dict[str, State]]:
@@ -85,6 +91,49 @@ def two_retentions(folder: Path, sound: dict[str, dict[str, State]], rng: random
     yield from _problems_of_list(chain)
 
 
+def slow_training(folder: Path, rng: random.Random, way: str, form: str, count: int = CHECKPOINTS) -> Iterator[str]:
+    """Compress the checkpoints of a trainer that writes slowly, again and again."""
+    chain = folder / "run.birdie"
+    command = ["compress", str(folder / "run"), "-o", str(chain), "--full-every", "10", "--json"]
+    with slow_trainer.training(folder, count, way, form, rng.randrange(1 << 30)) as runs:
+        while runs():
+            if problem := problem_of(forked(command)):
+                yield problem
+            time.sleep(rng.uniform(0, 0.05))
+    for _ in range(2):  # the first may leave what was written just before it
+        end = forked(command)
+    if end.code:
+        yield f"in the end: {end.message or end.answer}"
+    else:
+        yield from _problems_of_rest(end)
+    yield from _problems_of_parts(chain, folder)
+    yield from _problems_of_list(chain)
+    expected = [states[-1] for states in slow_trainer.written(folder).values()]
+    links = [*_in_run(chain).values()]
+    if lost := [state for state in expected if state not in links]:
+        yield f"no link of {lost}"
+    if others := [state for state in links if state not in expected]:
+        yield f"links of {others}"
+
+
+def _problems_of_rest(end: End) -> Iterator[str]:
+    """Yield what the last call says that it left, although nobody writes any more."""
+    waiting = json.loads(end.answer).get("waiting")
+    if waiting:
+        yield f"still left: {waiting}"
+
+
+def _problems_of_parts(chain: Path, folder: Path) -> Iterator[str]:
+    """Yield the links that are of no complete checkpoint."""
+    complete = [state for states in slow_trainer.written(folder).values() for state in states]
+    yield from (f"{name} is of a part: {state}" for name, state in _in_run(chain).items() if state not in complete)
+
+
+def _in_run(chain: Path) -> dict[str, State]:
+    """Return link → digests of the files of its checkpoint, by their names in it."""
+    return states_of(chain) if chain.is_dir() else {}
+
+
 def _problems_of_list(chain: Path) -> Iterator[str]:
     end, rows = rows_of(chain)
     if end.code:
@@ -110,26 +159,31 @@ WRITERS = {
     for name, runs in (("one run", ("one", "one")), ("two runs", ("one", "other")))
     for overwrite in (False, True)
 }
+TRAINERS = {f"{way}, {form}": (way, form) for way in slow_trainer.WAYS for form in slow_trainer.FORMATS}
 RETENTIONS = "two retentions, a reader and a writer"
-RACES: tuple[str, ...] = (*WRITERS, RETENTIONS)
+RACES: tuple[str, ...] = (*WRITERS, RETENTIONS, *TRAINERS)
 
 
 def campaign(count: int = 20, seed: int = 0, only: Sequence[str] = RACES) -> Report:
-    """Run each race `count` times."""
+    """Run each race of two writers `count` times, and let each trainer write `count` checkpoints."""
     report, rng = Report(), random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         sound = prepare(Path(name).resolve())
         for race in only:
-            for index in range(count):
-                problems = _race(race, Path(name).resolve(), sound, rng)
+            for index in range(1 if race in TRAINERS else count):
+                problems = _race(race, Path(name).resolve(), sound, rng, count)
                 report.failures += [f"{race}, {index}: {problem}" for problem in problems]
-                report.counts[race] += 1
+                report.counts[race] += count if race in TRAINERS else 1
     return report
 
 
-def _race(race: str, folder: Path, sound: dict[str, dict[str, State]], rng: random.Random) -> Iterator[str]:
-    if race == RETENTIONS:
-        yield from two_retentions(folder, sound, rng)
-    else:
+def _race(race: str, folder: Path, sound: dict[str, dict[str, State]], rng: random.Random, count: int) -> Iterator[str]:
+    if race in WRITERS:
         runs, overwrite = WRITERS[race]
         yield from two_writers(folder, sound, rng, runs, overwrite=overwrite)
+        return
+    if race == RETENTIONS:
+        yield from two_retentions(folder, sound, rng)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield from slow_training(Path(name).resolve(), rng, *TRAINERS[race], count=count)

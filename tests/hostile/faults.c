@@ -13,10 +13,11 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static char folder[4096];
-static long count, fails_at, lasts;
+static long count, fails_at, lasts, shift;
 static int error; /* of the failing operation; 0: the process is killed instead */
 
 void fault_arm(const char *below, long at, int number, int sticky) {
@@ -25,6 +26,9 @@ void fault_arm(const char *below, long at, int number, int sticky) {
 }
 
 long fault_count(void) { return count; }
+
+/* The clock on the wall jumps by so many seconds. */
+void fault_shift(long seconds) { shift = seconds; }
 
 static int fails(const char *path) {
     if (!folder[0] || strncmp(path, folder, strlen(folder))) return 0;
@@ -107,3 +111,11 @@ OPEN(open, (const char *path, int flags, ...), (path, flags, mode), AT_FDCWD)
 OPEN(open64, (const char *path, int flags, ...), (path, flags, mode), AT_FDCWD)
 OPEN(openat, (int under, const char *path, int flags, ...), (under, path, flags, mode), under)
 OPEN(openat64, (int under, const char *path, int flags, ...), (under, path, flags, mode), under)
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = REAL(clock_gettime);
+    int result = real(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += shift;
+    return result;
+}

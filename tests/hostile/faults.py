@@ -10,6 +10,7 @@ that was there is lost. Each link in the chain of a training run comes back, wha
 import ctypes
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,11 @@ from tests.hostile.workload import (
 
 KILL = 0
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT, "kill": KILL}
+FULL_DISK = "full disk"
 NEVER = -1
+PAGE = 4096
+ROOM = 1 << 14
+"""Pages of a disk on which there is room."""
 SOURCE = Path(__file__).with_name("faults.c")
 
 
@@ -57,7 +62,7 @@ def campaign(
     count: int = 1000,
     seed: int = 0,
     only: Sequence[str] = tuple(COMMANDS),
-    errors: Sequence[str] = tuple(ERRORS),
+    errors: Sequence[str] = (*ERRORS, FULL_DISK),
 ) -> Report:
     """Attack each command at `count` operations or so, from number `seed` on, in a process with the faulty layer."""
     with faulty_layer() as library:
@@ -90,8 +95,14 @@ def _attack(names: list[str], errors: list[str], count: int, seed: int) -> Repor
                 continue
             sound, inputs = contents(folder / "out"), contents(folder / "in")
             weights = weights_of_run(folder)
+            pages = sum(-(-path.stat().st_size // PAGE) for path in (folder / "out").rglob("*") if path.is_file())
+            if FULL_DISK in errors and os.geteuid() == 0:
+                for size in range(1 + seed, pages + 1, -(-pages // count)):
+                    report.counts[f"{command}, {FULL_DISK}"] += 1
+                    for problem in _problems_on_disk(folder, command, size, sound, weights):
+                        report.failures.append(f"{command}, disk of {size} pages: {problem}")
             for at in range(seed, reached.measured, -(-reached.measured // count)):
-                for error in errors:
+                for error in set(errors) & set(ERRORS):
                     report.counts[f"{command}, {error}"] += 1
                     for problem in _problems(folder, command, at, error, sound, inputs, weights):
                         report.failures.append(f"{command}, {error} at operation {at}: {problem}")
@@ -120,6 +131,33 @@ def _problems(
     if contents(folder / "in") != inputs:
         yield "an input changed"
     yield from problems_of_run(weights_of_run(folder), weights, complete=True)
+
+
+def _problems_on_disk(folder: Path, command: str, pages: int, sound: State, weights: State) -> Iterator[str]:
+    """Run a command that writes to a disk with so many free pages; yield the laws that were broken."""
+    out, kept = folder / "out", folder / "kept"
+    earlier = COMMANDS[command].begin(folder)
+    out.rename(kept)
+    out.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM * PAGE}", "none", out], check=True)
+    try:
+        shutil.copytree(kept, out, dirs_exist_ok=True)
+        status = os.statvfs(out)
+        used = (status.f_blocks - status.f_bfree) * status.f_frsize // PAGE
+        subprocess.run(["mount", "-o", f"remount,size={(used + pages) * PAGE}", out], check=True)
+        first = forked(COMMANDS[command].tokens(folder))
+        left = contents(out)
+        yield from _problems_of_failure(first, left, earlier | sound)
+        yield from _problems_of_files(left, earlier, sound)
+        yield from problems_of_run(weights_of_run(folder), weights, complete=False)
+        subprocess.run(["mount", "-o", f"remount,size={ROOM * PAGE}", out], check=True)
+        again = forked(COMMANDS[command].again(folder))
+        if again.code or contents(out) != sound:
+            yield f"with room again: {again.message[-300:] or contents(out)}"
+        yield from problems_of_run(weights_of_run(folder), weights, complete=True)
+    finally:
+        subprocess.run(["umount", out], check=True)
+        shutil.rmtree(kept)
 
 
 def _problems_of_files(left: State, earlier: State, sound: State) -> Iterator[str]:

@@ -6,30 +6,39 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import chain_races, faults, kills
+from tests.hostile import chain_races, faults, kills, prepared, races
 from tests.hostile.campaigns import CAMPAIGNS
 from tests.hostile.chain_laws import states_of
 from tests.hostile.workload import COMMANDS, call, write_checkpoints
 from tests.kills import kill_at_each_call
 
-ERRORS = ["ENOSPC", "kill"]
+ERRORS = ["ENOSPC", "kill", faults.FULL_DISK]
 SHORT: list[tuple[str, dict[str, Any], int]] = [
     # campaign, settings, least number of attacks
     ("chain_flips", {"count": 1, "only": ["step-20*"]}, 3),
-    ("chain_races", {"count": 2, "only": ["two writers of two runs"]}, 2),
-    ("faults", {"count": 1, "seed": 9, "only": ["compress", "chain --keep-every"], "errors": ERRORS}, 4),
+    ("chain_races", {"count": 2, "only": ["two writers of two runs", "pieces, folder"]}, 4),
+    (
+        "faults",
+        {"count": 1, "seed": 9, "only": ["compress", "compress chain", "chain --keep-every"], "errors": ERRORS},
+        6,
+    ),
+    ("prepared", {"count": 5, "only": ["compress"]}, 3),
 ]
 LONG = [
     ("chain_flips", {"count": 20}, 300),
-    *(("chain_races", {"count": 20, "only": [race]}, 20) for race in chain_races.RACES),
+    *(("chain_races", {"count": 20, "only": [race]}, 20) for race in (*chain_races.WRITERS, chain_races.RETENTIONS)),
+    *(("chain_races", {"count": 56, "only": [race]}, 56) for race in chain_races.TRAINERS),
     *(("faults", {"only": [command]}, 20) for command in COMMANDS),
+    ("flips", {"count": 20}, 700),
     *(("kills", {"count": 30, "only": [target]}, 60) for target in kills.TARGETS),
+    *(("prepared", {"only": [target]}, 6) for target in prepared.TARGETS),
+    *(("races", {"count": 10, "only": [race]}, 10) for race in races.RACES),
 ]
 
 
 def require_clean(name: str, settings: dict[str, Any], attacks: int) -> None:
     """Fail if a law was broken, or if fewer attacks than `attacks` were made."""
-    if name == "faults" and faults.compiler() is None:
+    if name in ("faults", "races") and faults.compiler() is None:
         pytest.skip("no C compiler, or not Linux")
     report = CAMPAIGNS[name](**settings)
     assert report.failures == [], str(report)

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -274,6 +276,23 @@ class Fork:
 def forked(tokens: list[str], arm: Callable[[], object] = int, measure: Callable[[], int] = int) -> End:
     """Run a command in a fork of this process, between `arm` and `measure`."""
     return Fork(tokens, arm, measure).end()
+
+
+def started(tokens: list[str], script: tuple[str, ...] = ("-m", "birdie"), **variables: str) -> "subprocess.Popen[str]":
+    """Start a command in a process of its own: this checkout, one thread, no colors, more `variables`."""
+    return subprocess.Popen(
+        [sys.executable, *script, *tokens],
+        env=environment() | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: "subprocess.Popen[str]", seconds: float = 300) -> End:
+    """Wait for a process; raises subprocess.TimeoutExpired."""
+    answer, message = process.communicate(timeout=seconds)
+    return End(process.returncode, message, answer)
 
 
 def contents(folder: Path) -> State:
