@@ -53,6 +53,16 @@ def test_batches_count_by_their_predictions() -> None:
     assert full.agreement == (a.argmax(-1) == b.argmax(-1)).double().mean().item()
 
 
+def test_sequences_are_the_units_of_the_error() -> None:
+    a, b = logits(40, 10), logits(40, 10, seed=1)
+    flat = divergence(lambda _: a, lambda _: b, [0])
+    nats = by_definition(a, b)
+    assert flat.stderr == pytest.approx((nats.std() / math.sqrt(40)).item(), rel=1e-6)
+    repeated = divergence(lambda _: a[:, None].expand(-1, 9, -1), lambda _: b[:, None].expand(-1, 9, -1), [0])
+    assert repeated.stderr == pytest.approx(flat.stderr, rel=1e-9)  # nine copies of a token tell nothing new
+    assert math.isnan(divergence(lambda _: a[:1], lambda _: b[:1], [0]).stderr)
+
+
 def test_both_models_are_called_without_gradients_one_batch_at_a_time() -> None:
     weight = torch.ones(3, requires_grad=True)
     seen: list[str] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.errors import DataError
+from birdie.gpt.score import window_losses as windows
 from birdie.gpt.score.accumulator import Score, Text
 from birdie.gpt.score.evaluator import score as evaluate
 from birdie.system.distributed import World
@@ -76,6 +77,14 @@ def test_bytes_by_token_count_as_the_table_does() -> None:
     assert score(tokens, bytes_=2 * counts).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
     with pytest.raises(DataError, match=r"990 tokens, .* 993"):
         score(tokens, bytes_=counts[:990])
+
+
+def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = stream(1000)
+    expected = score(tokens, batch_tokens=10_000).bpb
+    assert score(tokens, batch_tokens=1).bpb == pytest.approx(expected, rel=1e-12)
+    monkeypatch.setitem(windows._MAX_INPUTS, "cpu", 8)
+    assert score(tokens, batch_tokens=10_000).bpb == pytest.approx(expected, rel=1e-12)
 
 
 class ThreadedWorld(World):

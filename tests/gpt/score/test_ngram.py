@@ -1,6 +1,7 @@
 """The n-gram logit bias: hints come from revealed tokens alone, a biased prediction is a distribution that is known
 before its token, and the batched form equals the reference."""
 
+import math
 from collections import defaultdict
 from functools import cache
 
@@ -12,10 +13,10 @@ from hypothesis import settings as tests
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birdie.errors import ConfigError, RuleError
+from birdie.errors import ConfigError, DataError, RuleError
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import COUNTS, NgramSettings
-from birdie.gpt.score.ngram import NgramScorer, apply_bias, biased_losses, hints
+from birdie.gpt.score.ngram import HintTables, NgramHints, NgramScorer, apply_bias, biased_losses, hints
 from birdie.gpt.score.reference import reference_losses
 
 SMALL = NgramSettings(orders=(3, 2, 1), table_bits=14)  # no two contexts of four tokens share a slot
@@ -83,6 +84,15 @@ def test_later_tokens_change_no_hint(tokens: list[int], data: st.DataObject) -> 
         assert a[: position + 1].tolist() == b[: position + 1].tolist()
 
 
+@tests(deadline=None)
+@given(streams)
+def test_hints_token_by_token_are_the_same(tokens: list[int]) -> None:
+    result, tables = hints(np.array(tokens), SMALL), HintTables(SMALL)
+    assert [tables.reveal(token) for token in tokens] == list(
+        zip(result.tokens.tolist(), result.buckets.tolist(), strict=True)
+    )
+
+
 def test_a_collision_is_no_match() -> None:
     settings = NgramSettings(orders=(4, 2), table_bits=4)  # 16 slots for thousands of contexts
     tokens = np.random.default_rng(0).integers(0, 12, 4000)
@@ -98,6 +108,14 @@ def test_a_collision_is_no_match() -> None:
             order = sorted(settings.orders)[result.buckets[i] // COUNTS]
             assert int(result.tokens[i]) in followed[tuple(tokens[i + 1 - order : i + 1])]
     assert 0 < hinted < len(tokens) / 2
+
+
+@pytest.mark.parametrize("token", [-1, 65_536])
+def test_tokens_out_of_range_are_refused(token: int) -> None:
+    with pytest.raises(DataError, match="65,536"):
+        hints(np.array([1, token]), SMALL)
+    with pytest.raises(DataError, match="65,536"):
+        HintTables(SMALL).reveal(token)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +208,13 @@ def test_the_losses_of_all_tokens_form_a_distribution(seed: int, beta: float, hi
     assert float(np.logaddexp.reduce(-losses)) == pytest.approx(0, abs=1e-5)
 
 
+def test_strength_zero_changes_nothing() -> None:
+    tokens, settings = text(300), NgramSettings(orders=(2, 1), beta=0.0, table_bits=12)
+    plain = -logp_table().numpy()[tokens[:-1], tokens[1:]].astype(np.float64)
+    assert (batched(tokens, settings) == plain).all()
+    assert (reference_losses(NgramScorer(BigramScorer(), settings), tokens) == plain).all()
+
+
 @strengths
 @pytest.mark.parametrize("position", [50, 399, 700])
 def test_later_tokens_change_no_loss(settings: NgramSettings, position: int) -> None:
@@ -197,6 +222,21 @@ def test_later_tokens_change_no_loss(settings: NgramSettings, position: int) -> 
     others = np.concatenate((tokens[: position + 1], text(800, seed=1)[position + 1 :]))
     assert (batched(tokens, settings)[:position] == batched(others, settings)[:position]).all()
     assert (batched(tokens, settings)[position:] != batched(others, settings)[position:]).any()
+
+
+@pytest.mark.parametrize(("p", "right"), [(0.05, 0.6), (0.6, 0.05), (0.3, 0.3)])
+def test_the_learned_strength_becomes_the_best_fixed_one(p: float, right: float) -> None:
+    """Best is β = log(h (1 − p) / (p (1 − h))) where hints are right h of the time and p is constant."""
+    n, generator = 20_000, np.random.default_rng(0)
+    hit = generator.random(n) < right
+    result = NgramHints(np.zeros(n, np.int32), np.zeros(n, np.int32))
+    nats = np.where(hit, -math.log(p), 1.0)
+    losses = apply_bias(nats, np.full(n, math.log(p)), result, np.where(hit, 0, 1), LEARNED)
+    share = hit.mean()
+    best = math.log(share * (1 - p) / (p * (1 - share)))
+    at_best = biased_losses(nats, np.full(n, math.log(p)), result.tokens, np.where(hit, 0, 1), best)
+    assert losses[-1000:].sum() == pytest.approx(at_best[-1000:].sum(), abs=0.5)
+    assert losses.sum() <= at_best.sum() + 3 * math.log(n)  # the price of learning it: a few log n in total
 
 
 def test_every_token_learned_from_is_declared_to_the_ledger() -> None:

@@ -105,6 +105,12 @@ def test_it_equals_a_reference_scorer_that_keeps_the_rules(mode_class: Any, ngra
     assert scorer.nats.argmin() != 0  # another temperature than 1 was used
 
 
+def test_without_spread_it_equals_windows(mode_class: Any) -> None:
+    tokens = random_text()
+    expected = reference_losses(WindowScorer(tiny_gpt(), LENGTH, LENGTH), tokens)
+    np.testing.assert_allclose(score_text(mode_class(0.0), tokens), expected, atol=1e-5)
+
+
 def test_later_tokens_change_no_loss(mode_class: Any) -> None:
     tokens = random_text(41)
     losses = score_text(mode_class(), tokens)
@@ -143,6 +149,14 @@ def test_it_has_a_name_a_table_and_flags(mode_class: Any) -> None:
     assert command.explicit(parsed) == changes
 
 
+def test_a_request_takes_it_unregistered(mode_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(MODES, "online-temperature")
+    settings, mode = EvaluationRequest(mode=mode_class(0.3)).resolve(EvaluationSettings())
+    assert settings.in_effect(mode)["online_temperature"] == {"spread": 0.3}
+    with pytest.raises(ConfigError, match="online-temperature"):
+        EvaluationRequest(settings={"mode": "online-temperature"}).resolve(EvaluationSettings())
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A tiny GPT over bytes."""
@@ -158,6 +172,14 @@ def file(tmp_path: Path) -> Path:
 
 
 SETTINGS = {"mode": "online-temperature", "online_temperature": {"spread": 0.3}}
+
+
+@pytest.mark.usefixtures("mode_class")
+def test_evaluate_scores_an_artifact_by_it(file: Path) -> None:
+    windows, result = (evaluate(file, EvaluationRequest(device="cpu", settings=s)) for s in ({}, SETTINGS))
+    assert result.score.tokens == windows.score.tokens
+    assert result.score.bpb < windows.score.bpb
+    assert result.settings_in_effect["online_temperature"] == {"spread": 0.3}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.evaluation import evaluate
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score import package
+from birdie.gpt.score.accumulator import Text
+from birdie.gpt.score.ledger import Ledger
+from birdie.gpt.score.mode import Scoring
 from birdie.gpt.score.package import (
     PackagedModel,
     Shape,
@@ -28,7 +32,7 @@ from birdie.gpt.score.package import (
 )
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import ValidationSettings
-from birdie.gpt.score.window_losses import max_inputs
+from birdie.gpt.score.window_losses import max_inputs, rotary_base_of, sliding, window_losses
 from birdie.gpt.train.settings import TrainSettings
 from birdie.system.distributed import World
 
@@ -101,6 +105,25 @@ def test_a_package_for_another_model_is_refused(
     assert fake_compiler == []
 
 
+def test_another_shape_torch_processor_or_source_is_refused(
+    tmp_path: Path, fake_compiler: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model = tmp_path / "scoring.pt2", tiny()
+    write_package(model, path, SHAPE)
+    with pytest.raises(ConfigError, match="4 scored, not of 3 × 16 tokens, 16 scored"):
+        load_or_compile(model, path, Shape(3, 16, 16))
+    for owner, name, value, reason in (
+        (torch, "__version__", "0.1", r"is for torch .*, not 0\.1"),
+        (package, "processor", lambda _: "abacus", "is for another processor"),
+        (package, "_source_digest", lambda: "0123", "is for another version of birdie's model"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, value)
+            with pytest.raises(ConfigError, match=reason):
+                load_or_compile(model, path, SHAPE)
+    assert fake_compiler == []
+
+
 @pytest.mark.parametrize("index", [len(package._MAGIC), len(package._MAGIC) + 40, -1])
 def test_a_damaged_or_foreign_package_is_never_loaded(tmp_path: Path, fake_compiler: list[bytes], index: int) -> None:
     path, model = tmp_path / "scoring.pt2", tiny()
@@ -131,6 +154,16 @@ def test_a_damaged_or_foreign_package_is_never_loaded(tmp_path: Path, fake_compi
     with pytest.raises(ConfigError, match="cannot read"):
         load_or_compile(model, tmp_path, SHAPE)
     assert fake_compiler == []
+
+
+def test_a_failed_compilation_is_one_sentence_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: Any, **_more: Any) -> None:
+        raise RuntimeError("no working C++ compiler\nand a long tail")
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    with pytest.raises(ConfigError, match=r"^.*\(no working C\+\+ compiler\).*$"):
+        load_or_compile(tiny(), tmp_path / "scoring.pt2", SHAPE)
+    assert not (tmp_path / "scoring.pt2").exists()
 
 
 @pytest.fixture
@@ -195,6 +228,37 @@ def test_a_package_does_not_change_the_score(
     assert "none.pt2" in refused("none.pt2", World(0, 2))
 
 
+class RecordingPackage:
+    """A package that is the eager model, and records the shapes it was called with."""
+
+    def __init__(self, model: GPT) -> None:
+        self.model = model
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __call__(self, _weights: dict[str, Tensor], ids: Tensor, targets: Tensor) -> Tensor:
+        self.shapes.append((*ids.shape, *targets.shape))
+        return self.model.loss(ids, targets, "none")
+
+
+def scoring_of(model: Any, tokens: np.ndarray) -> Scoring:
+    return Scoring(model, Text(tokens, np.ones(len(tokens), np.uint16), 1), Ledger(len(tokens) - 1), 16, CPU)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 20])
+def test_windows_of_its_shape_are_computed_by_the_package_and_others_by_the_model(rows: int) -> None:
+    model = tiny()
+    recorder = RecordingPackage(model)
+    packaged = PackagedModel(model, recorder, Shape(rows, 16, 4))
+    tokens = np.random.default_rng(0).integers(0, 40, 72, dtype=np.uint16)
+    for batch in sliding(71, 16, 4).by_shape().batches(10_000):
+        compiled, eager = (window_losses(scoring_of(by, tokens), batch).nats for by in (packaged, model))
+        np.testing.assert_allclose(compiled, eager, atol=1e-5)
+    assert set(recorder.shapes) == {(rows, 16, rows, 4)}
+    windows = len(sliding(71, 16, 4))
+    assert (packaged.windows, packaged.others) == (windows - 2, 2)  # the first scores all, the last is shorter
+    assert f"{windows - 2} windows of {windows} " in packaged.diagnostics()
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile a package with")
 def test_a_package_computes_the_losses_of_any_weights(tmp_path: Path) -> None:
@@ -215,3 +279,10 @@ def test_a_package_computes_the_losses_of_any_weights(tmp_path: Path) -> None:
         for name, weight in weights.items():
             if weight.numel() > 16:
                 assert weight.numpy().tobytes()[:64] not in content, name
+
+
+def test_windows_of_other_shapes_have_the_rotary_base_of_full_ones() -> None:
+    model = tiny(rope_train_seq_len=8)
+    packaged = PackagedModel(model, lambda *_: torch.zeros(1), SHAPE)
+    with rotary_base_of(packaged, 16):
+        assert model.rotary._length == 16

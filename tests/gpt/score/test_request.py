@@ -83,3 +83,21 @@ def test_changes_outrank_the_recipe_and_the_rest_stays() -> None:
 def test_a_setting_without_a_part_in_the_mode_is_refused(changes: dict[str, Any], name: str, mode: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} .* mode {mode};"):
         EvaluationRequest(settings=changes).resolve(EvaluationSettings())
+
+
+def test_a_value_that_asks_for_nothing_may_be_given_to_any_mode() -> None:
+    changes = {"mode": "ttt-lora", "stride": 0, "documents": False}
+    EvaluationRequest(settings=changes).resolve(EvaluationSettings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"strid": 8}, "did you mean stride"),
+        ({"adapt": "sgd"}, "'adapt'"),
+        ({"mode": "ttt-sgd", "ttt_sgd": {"rate": 1}}, r"ttt_sgd has no setting 'rate'; .*lr"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_nearest(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        EvaluationRequest(settings=changes).resolve(EvaluationSettings())

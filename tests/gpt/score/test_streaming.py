@@ -12,7 +12,7 @@ from birdie.errors import ConfigError
 from birdie.gpt.score.modes.streaming import StreamingMode
 from birdie.gpt.score.reference import StreamScorer, reference_losses
 from birdie.gpt.score.window_losses import segments
-from tests.gpt.score.references import BOS, VOCABULARY, losses_of, tiny_gpt
+from tests.gpt.score.references import BOS, VOCABULARY, documents, losses_of, tiny_gpt
 
 
 def text(length: int, begins: tuple[int, ...] = (), seed: int = 0) -> np.ndarray:
@@ -46,6 +46,26 @@ def test_an_exact_stream_equals_non_overlapping_windows(length: int, chunk: int,
     assert_close(by_stream(model, tokens, exact), losses_of(model, tokens))
     tokens[:: seed + 2] = BOS
     assert_close(by_stream(model, tokens, exact, documents=True), losses_of(model, tokens, documents=True))
+
+
+def test_documents_that_fit_the_context_equal_windows_in_documents() -> None:
+    begins = (0, 7, 14, 20, 27, 33, 40, 46, 52, 59, 66, 73, 80)
+    model, tokens = tiny_gpt(isolate_documents=True), text(85, begins)
+    windows = losses_of(model, tokens, documents=True, stride=4)
+    assert_close(by_stream(model, tokens, StreamingMode(chunk=4)), windows)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_layers_with_short_attention_windows_equal_sliding_windows(chunk: int) -> None:
+    model, tokens = tiny_gpt(attn_window=3, num_layers=4), text(85)
+    assert_close(by_stream(model, tokens, StreamingMode(chunk)), losses_of(model, tokens, stride=chunk))
+
+
+def test_segments_of_one_layer_equal_one_stream() -> None:
+    """A segment begins elsewhere, so its chunks do: with one layer and chunks of one token nothing else differs."""
+    model, tokens = tiny_gpt(num_layers=1), documents()
+    one = by_stream(model, tokens, StreamingMode(chunk=1))
+    assert_close(by_stream(model, tokens, StreamingMode(chunk=1, segments=4)), one)
 
 
 @settings(max_examples=25)

@@ -19,8 +19,8 @@ from birdie.gpt.score.mode import Scoring
 from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.modes.ttt_multi_phase import MultiPhaseMode
 from birdie.gpt.score.modes.ttt_sgd import SGDMode, SGDSettings
-from birdie.gpt.score.sgd import SGDTrainer, split_windows, train_on_ranges
-from birdie.gpt.score.ttt_documents import DocumentTrainer, RowAdamW, document_queue
+from birdie.gpt.score.sgd import SGDTrainer, cosine, split_windows, train_on_ranges
+from birdie.gpt.score.ttt_documents import DocumentTrainer, RowAdamW, balanced_batches, document_queue
 from birdie.gpt.score.window_losses import per_document, sliding
 from birdie.gpt.train.banks import make_banks
 from tests.device import DEVICE
@@ -116,11 +116,35 @@ def test_frozen_blocks_stay_to_the_bit_in_banks_too(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-4)
 
 
+def test_every_technique_trains() -> None:
+    model, tokens = tiny_gpt(**ALL), documents()
+    plain, trained = (by_sgd(model, tokens, dataclasses.replace(SGD, lr=lr)) for lr in (0.0, 0.02))
+    assert np.array_equal(trained[:20], plain[:20])
+    assert not np.array_equal(trained[24:36], plain[24:36])
+
+
 def test_two_runs_agree_and_micro_batches_change_only_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (by_sgd(tiny_gpt(**SMEARED), documents()) for _ in range(2))
     assert one.tobytes() == two.tobytes()
     monkeypatch.setattr(sgd, "_MAX_TOKENS", {"cpu": LENGTH})
     np.testing.assert_allclose(by_sgd(tiny_gpt(**SMEARED), documents()), one, rtol=0, atol=1e-4)
+
+
+def test_training_on_ranges_takes_them_in_order_as_one_text() -> None:
+    """As between two phases: documents in any order, each target with the input before it."""
+    ledger, model = Ledger(60), tiny_gpt()
+    ledger.score(0, 60)
+    initial = weights(model)
+    trainer = train_on_ranges(model, documents(), [(31, 60), (0, 29)], SGD, ledger, length=LENGTH)
+    assert (trainer.tokens, ledger.learned) == (2 * 40, 2 * 40)  # two of three chunks, twice
+    assert not same_weights(model, initial)
+    trainer.restore()
+    assert same_weights(model, initial)
+
+
+def test_the_learning_rate_falls_from_one_to_zero() -> None:
+    assert [cosine(i, 5) for i in range(5)] == pytest.approx([1, 0.8535534, 0.5, 0.1464466, 0])
+    assert cosine(0, 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -185,6 +209,17 @@ def test_learning_rate_zero_scores_the_plain_model() -> None:
     np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_warm_a_continues_from_the_document_before_in_its_row() -> None:
+    """Equal in the first batch and different in the others; with B at zero A has no effect before the first step."""
+    model, tokens = tiny_gpt(), documents()
+    warm, cold = by_lora(model, tokens, dataclasses.replace(LORA, warm_a=True)), by_lora(model, tokens)
+    same, queue = np.isclose(warm, cold, rtol=1e-6, atol=1e-6), document_queue(tokens, BOS, LORA.batch_docs)
+    for number in range(2):
+        for begin, stop in zip(*queue.batch(number), strict=True):
+            assert same[begin : begin + LORA.chunk].all()
+            assert same[begin:stop].all() == (number == 0 or stop - begin <= LORA.chunk)
+
+
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 def test_steps_are_those_of_torch(beta1: float) -> None:
     settings = dataclasses.replace(LORA, beta1=beta1)
@@ -206,6 +241,33 @@ def test_steps_are_those_of_torch(beta1: float) -> None:
     for adamw, tensor in ((optimizer, one), (fresh, other)):
         adamw.step(1, slice(0, 3), [tensor], [gradient])
     torch.testing.assert_close(one, other)
+
+
+@few
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=80), st.integers(1, 9))
+def test_every_position_is_in_one_document_of_the_queue(drawn: list[int], size: int) -> None:
+    tokens = np.array(drawn, np.uint16)
+    queue = document_queue(tokens, BOS, size)
+    batches = (zip(*queue.batch(number), strict=True) for number in range(len(queue)))
+    positions = [position for batch in batches for document in batch for position in range(*document)]
+    assert sorted(positions) == list(range(len(tokens) - 1))
+    lengths = queue.stops - queue.begins
+    assert (lengths > 0).all()
+    assert (np.diff(lengths) <= 0).all()
+    for begin, stop in zip(queue.begins, queue.stops, strict=True):
+        assert begin == 0 or tokens[begin] == BOS
+        assert BOS not in tokens[begin + 1 : stop]
+        assert stop == len(tokens) - 1 or tokens[stop] == BOS
+
+
+@few
+@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 9))
+def test_batches_are_shared_out_once_and_evenly(costs: list[int], size: int) -> None:
+    costs.sort(reverse=True)
+    shares = [balanced_batches(costs, rank, size) for rank in range(size)]
+    assert sorted(number for share in shares for number in share) == list(range(len(costs)))
+    loads = [sum(costs[number] for number in share) for share in shares]
+    assert max(loads) - min(loads) <= max(costs, default=0)
 
 
 def test_phases_are_score_train_score() -> None:
@@ -232,6 +294,12 @@ def test_phases_are_score_train_score() -> None:
     assert result.report is not None
     assert " 2 phases" in result.report.diagnostics
     assert result.report.tokens == accumulator.ledger.learned
+
+
+def test_phases_end_at_equal_shares_of_the_prefix() -> None:
+    assert MultiPhaseMode(prefix_docs=2500, phases=3).ends(50_000) == [833, 1666, 2500]
+    assert MultiPhaseMode(prefix_docs=2500, phases=3).ends(2) == [1, 2]
+    assert MultiPhaseMode(prefix_docs=1, phases=3).ends(9) == [1]
 
 
 def test_a_phase_on_unscored_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
