@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from birdie.errors import ConfigError
 from birdie.gpt.model.adapters import Adapters
-from birdie.gpt.model.config import ADAPTED_PARTS
+from birdie.gpt.model.cache import Cache
+from birdie.gpt.model.config import ADAPTED_PARTS, AdaptedPart
 from birdie.gpt.model.gpt import GPT
-from tests.gpt.model.technique_table import ALL, EVERYTHING, SMALL, randomized, tokens, with_settings
+from tests.gpt.model.technique_table import ALL, EVERYTHING, SMALL, blocks_of, randomized, tokens, with_settings
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,6 +63,47 @@ def test_only_adapters_get_gradients_and_every_one_does(change: dict[str, Any]) 
     assert len(leaves) == 2 * (5 * runs + 1)
 
 
+@pytest.mark.parametrize("change", [{}, EVERYTHING], ids=["baseline", "everything"])
+def test_a_pair_is_a_low_rank_change_of_the_weight(change: dict[str, Any]) -> None:
+    """Adapters on q, k, v and head add (α / r) · B · A to the weight, where a layer runs once."""
+    model, ids = (
+        randomized(with_settings({**change, "num_loops": 0, "embed_dim": 0, "tie_embeddings": False})),
+        tokens(1, 9),
+    )
+    adapters = trained(Adapters(model, 1, 4, alpha=6.0, parts=("v", "q", "head", "k")))
+    with adapters.attached(model):
+        logits = model(ids)
+    with torch.no_grad():
+        for (part, run), b in adapters.up.items():
+            attn = blocks_of(model)[run].attn
+            assert model.lm_head is not None
+            linear = {"q": attn.c_q, "k": attn.c_k, "v": attn.c_v, "head": model.lm_head}[part]
+            linear.weight += 1.5 * b[0] @ adapters.down[part, run][0]
+    torch.testing.assert_close(logits, model(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_parallel_to_attention_and_mlp_read_their_inputs() -> None:
+    model, ids = randomized(SMALL), tokens(1, 9)
+    adapters = trained(Adapters(model, 1, 4, parts=("o", "mlp")))
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def record(_module: Any, inputs: Any, output: Any) -> None:
+        calls.append((inputs[0], output[0] if isinstance(output, tuple) else output))
+
+    block = blocks_of(model)[2]
+    parts: dict[AdaptedPart, torch.nn.Module] = {"o": block.attn, "mlp": block.mlp}
+    for module in parts.values():
+        module.register_forward_hook(record)
+    with adapters.attached(model):
+        for module in parts.values():
+            module.register_forward_hook(record)  # after the hook of the adapter
+        model(ids)
+    for i, part in enumerate(parts):
+        (x, plain), (_, added) = calls[2 * i : 2 * i + 2]
+        a, b = adapters.down[part, 2][0], adapters.up[part, 2][0]
+        torch.testing.assert_close(added - plain, x @ a.T @ b.T, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("change", [{}, RECURRENCE, EVERYTHING], ids=["baseline", "recurrence", "everything"])
 def test_rows_are_independent(change: dict[str, Any]) -> None:
     model, ids = randomized(with_settings(change)), tokens(3, 9)
@@ -78,6 +121,15 @@ def test_rows_are_independent(change: dict[str, Any]) -> None:
         changed = model(other)
     assert torch.equal(changed[[0, 2]], together[[0, 2]])
     assert not torch.allclose(changed[1], together[1])
+
+
+def test_adapters_work_with_the_cache() -> None:
+    model, ids = randomized(with_settings(RECURRENCE)).eval(), tokens(2, 9)
+    adapters = trained(Adapters(model, 2, 4))
+    with adapters.attached(model):
+        cache = Cache(model, 2, 9)
+        logits = torch.cat([cache(part) for part in ids.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(logits, model(ids), rtol=1e-4, atol=1e-4)
 
 
 def test_all_rows_start_from_one_draw_and_a_reset_returns_to_it() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.attention_functions import register, softmax
+from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.documents import DocumentFinder, segment_offsets
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.train.settings import OptimizerSettings, TrainSettings
@@ -87,6 +88,17 @@ def test_rows_with_bounds_equal_masks_that_isolate_documents(kernel: str, window
             torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("window", [1, 2, 5, 11, 12, 30])
+@pytest.mark.parametrize("kernel", ["SDPA", "FlashAttention-3"])
+def test_a_window_equals_its_mask(window: int, kernel: str) -> None:
+    ids = document_text(2, 12)
+    model, reference = attentive_model(attn_window=window), attentive_model(attn_window=window, attention="masks only")
+    model.kernels = KERNELS[kernel]()
+    torch.testing.assert_close(model(ids), reference(ids), rtol=1e-5, atol=1e-5)
+    if window >= 12:
+        torch.testing.assert_close(model(ids), attentive_model()(ids), rtol=1e-5, atol=1e-5)
+
+
 def test_a_window_hides_earlier_positions() -> None:
     """In a model of one layer; and only windowed layers have the limit."""
     ids = document_text(1, 12)
@@ -102,6 +114,25 @@ def test_a_window_hides_earlier_positions() -> None:
     assert (full(ids) - full(other)).abs().amax(-1)[0, 4:].max() > 1e-6
     model = attentive_model(attn_window=4, attn_window_layers=(1,))
     assert [block.attn.windowed for block in blocks_of(model)] == [False, True, False]
+
+
+def test_the_cache_has_the_same_windows_and_documents() -> None:
+    model = attentive_model(attn_window=4, attn_window_layers=(0, 2), isolate_documents=True).eval()
+    ids = document_text(2, 14)
+    cache = Cache(model, 2, 14)
+    logits = torch.cat([cache(ids[:, position : position + 1]) for position in range(14)], dim=1)
+    torch.testing.assert_close(logits, model(ids), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_crosses_a_document_in_a_packed_row() -> None:
+    ids = document_text(1, 90)
+    begin = int((ids[0] == BOS).nonzero()[4])
+    other = ids.clone()
+    other[0, :begin] = document_text(1, begin, seed=9)[0]
+    model = attentive_model(isolate_documents=True, smear="gated", bigram_vocab_size=17, bigram_dim=8)
+    one, two = (model(row, bounds=finder()(row, 16)) for row in (ids, other))
+    torch.testing.assert_close(one[:, begin:], two[:, begin:], rtol=1e-5, atol=1e-5)
+    assert (one[:, :begin] - two[:, :begin]).abs().max() > 0.01
 
 
 @pytest.fixture

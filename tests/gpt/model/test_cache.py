@@ -12,6 +12,7 @@ from torch import Tensor
 
 from birdie.errors import ConfigError
 from birdie.gpt.model.cache import RECENT, Cache
+from birdie.gpt.model.cache_quantizer import Quantizer
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.score.window_losses import per_document, sliding
 
@@ -52,6 +53,13 @@ def test_one_layer_equals_sliding_windows(length: int, sizes: tuple[int, int]) -
     torch.testing.assert_close(streamed(model, ids, *sizes), windowed(model, ids, *sizes), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_layers_with_short_windows_equal_sliding_windows(chunk: int) -> None:
+    """Three layers with windows of four positions reach nine back, all of which are in the window and in the cache."""
+    model, ids = random_model(attn_window=4), text(60)
+    torch.testing.assert_close(streamed(model, ids, 18, chunk), windowed(model, ids, 18, chunk), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("chunk", [1, 4])
 @pytest.mark.parametrize("change", [{}, {"smear": "gated", "bigram_vocab_size": 17, "trigram": True}], ids=str)
 def test_documents_shorter_than_the_context_equal_windows(chunk: int, change: dict[str, Any]) -> None:
@@ -62,6 +70,14 @@ def test_documents_shorter_than_the_context_equal_windows(chunk: int, change: di
     torch.testing.assert_close(streamed(model, ids, 24, chunk), expected, rtol=1e-4, atol=1e-4)
     cover = per_document(np.array(begins), 80, 24, 24)
     assert cover.begins.tolist() == begins  # the comparison is with one window per document
+
+
+def test_beyond_the_context_deeper_layers_remember_more() -> None:
+    """The one difference from windows, and the reason why streaming is not called exact."""
+    model, ids = random_model(), text(60)
+    one, other = streamed(model, ids, 16, 4), windowed(model, ids, 16, 4)
+    torch.testing.assert_close(one[:, :16], other[:, :16], rtol=1e-4, atol=1e-4)
+    assert (one - other)[:, 16:].abs().max() > 0.01
 
 
 @pytest.mark.parametrize("chunk", [1, 5])
@@ -107,6 +123,37 @@ def quantized(model: GPT, ids: Tensor, bits: int, most: int = RECENT, **options:
 
 
 SETTINGS = [{}, {"attn_window": 9}, {"rope_dims": 4, "sinks": 5}, {"isolate_documents": True}]
+
+
+def _split(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the cache, and the settings of the model."""
+    options = {name: value for name, value in settings.items() if name == "sinks"}
+    return options, {name: value for name, value in settings.items() if name not in options}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_fewer_bits_change_logits_behind_the_newest_block_more(settings: dict[str, Any]) -> None:
+    options, changes = _split(settings)
+    model, ids = random_model(**changes), text(140)
+    ids[0, [0, 50, 90, 120]] = BOS
+    exact = quantized(model, ids, 0, **options)
+    errors = [(quantized(model, ids, bits, **options) - exact).abs() for bits in (8, 4, 2)]
+    assert all(error[:, :RECENT].max() < 1e-4 for error in errors)
+    means = [float(error[:, RECENT:].mean()) for error in errors]
+    assert means[0] < 0.05 * means[-1]
+    assert means == sorted(means)
+    assert means[-1] > 0.01
+
+
+def test_the_cache_has_the_size_of_its_bits() -> None:
+    model = random_model()
+    for bits in (2, 3, 4, 8):
+        cache = Cache(model, 2, 64, kv_bits=bits)
+        assert cache.token_bytes == 3 * 2 * 2 * Quantizer(8, bits).vector_bytes
+        assert sum(part.nbytes for part in cache._stored) == 2 * 64 * cache.token_bytes
+    assert Cache(model, 2, 64).token_bytes == 3 * 2 * 2 * 8 * model.compute_dtype.itemsize
+    with pytest.raises(ConfigError, match="5 bits"):
+        Cache(model, 1, 64, kv_bits=5)
 
 
 @pytest.mark.parametrize("position", [70, 100, 150])

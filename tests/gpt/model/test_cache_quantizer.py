@@ -39,6 +39,13 @@ def test_distortion_is_that_of_the_best_scalar_quantizer(dims: int, bits: int) -
     assert 0.87 * best < error < 1.03 * best  # coordinates on a sphere have a little less distortion than Gaussian ones
 
 
+@pytest.mark.parametrize("kind", ["one large coordinate", "alike", "one coordinate"])
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_distortion_hardly_depends_on_the_vectors(bits: int, kind: str) -> None:
+    x, quantizer = vectors(kind, 64), Quantizer(64, bits)
+    assert relative(x, quantizer.dequantize(quantizer.quantize(x))) < 1.8 * GAUSSIAN[bits]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(BITS), st.integers(4, 70), st.integers(0, 2**32 - 1))
 def test_codes_round_trip_at_the_stated_size(bits: int, dims: int, seed: int) -> None:
@@ -49,6 +56,15 @@ def test_codes_round_trip_at_the_stated_size(bits: int, dims: int, seed: int) ->
     assert quantizer.vector_bytes <= bits * (dims + 7) / 8 + 2
     assert [part.shape for part in quantizer.zeros((3, 2))] == [part.shape for part in vectors]
     assert [part.dtype for part in quantizer.zeros((3, 2))] == [part.dtype for part in vectors]
+
+
+def test_each_vector_is_coded_on_its_own() -> None:
+    x, quantizer = vectors("gaussian", 48, 20), Quantizer(48, 3)
+    together = quantizer.quantize(x)
+    for index in range(20):
+        alone = quantizer.quantize(x[index])
+        assert torch.equal(alone.codes, together.codes[index])
+        assert torch.equal(alone.scales, together.scales[index])
 
 
 def test_zero_stays_zero_huge_values_finite_and_nan_visible() -> None:

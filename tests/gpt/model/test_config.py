@@ -10,7 +10,7 @@ from torch import Tensor
 from birdie.errors import ConfigError, WeightsError
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.model.infer_config import infer_config
-from tests.gpt.model.technique_table import ALL, V, blocks_of, with_settings
+from tests.gpt.model.technique_table import ALL, SMALL, V, blocks_of, with_settings
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,15 @@ def test_orthogonal_matrices_start_orthogonal_and_zeros_stay() -> None:
             torch.testing.assert_close(weight.T @ weight, torch.eye(64), rtol=1e-4, atol=1e-4)
         assert not block.attn.proj.weight.any()
         assert not block.mlp.proj.weight.any()
+
+
+def test_singular_values_of_an_overtone_embedding_fall_as_the_inverse_root() -> None:
+    torch.manual_seed(0)
+    weight = GPT(with_settings({"overtone_init": True})).tok_emb.weight
+    torch.manual_seed(0)
+    largest = torch.linalg.matrix_norm(GPT(SMALL).tok_emb.weight, 2)
+    values = torch.linalg.svdvals(weight)
+    torch.testing.assert_close(values, largest / torch.arange(1, 33).sqrt(), rtol=1e-4, atol=1e-4)
 
 
 def test_phases_blend_from_the_embedding_to_the_residual_stream() -> None:

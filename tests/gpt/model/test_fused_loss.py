@@ -54,6 +54,22 @@ def test_chunks_compute_loss_and_gradient_bit_for_bit(
         torch.testing.assert_close(chunked.grad, plain.grad, rtol=0, atol=2e-38)
 
 
+def test_any_factor_on_the_loss_reaches_the_gradient() -> None:
+    source, targets = torch.randn(10, 30), torch.randint(30, (10,))
+    plain, chunked = source.clone().requires_grad_(), source.clone().requires_grad_()
+    (eager(plain, targets, 3.0) * 0.3).backward()
+    (capped_loss(chunked + 0, targets, 3.0, "chunks") * 0.3).backward()
+    torch.testing.assert_close(chunked.grad, plain.grad)
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    logits = torch.randn(4, 8, requires_grad=True)
+    loss = capped_loss(logits + 0, torch.randint(8, (4,)), 3.0, "chunks")
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"GPT\.fuse_loss\(False\)"):
+        loss.backward()
+
+
 def curve(**changes: Any) -> tuple[list[float], GPT]:
     model = tiny_model()
     return [step.loss for step in tiny_training(model, TinyBatches(), tiny_settings(**changes))], model
@@ -80,6 +96,22 @@ def test_a_run_is_the_same_with_fused_and_with_eager_loss(monkeypatch: pytest.Mo
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
 
 
+def test_only_the_mean_loss_of_training_is_fused() -> None:
+    model = tiny_model()
+    assert model.fuse_loss() == "chunks"
+    ids, targets = TinyBatches().next()
+    losses = {
+        "training": model.loss(ids, targets),
+        "per token": model.loss(ids, targets, "none"),
+        "scoring": model.eval().loss(ids, targets),
+    }
+    fused = {name for name, loss in losses.items() if "ChunkedLoss" in type(loss.grad_fn).__name__}
+    assert fused == {"training"}
+    assert torch.equal(losses["training"], losses["scoring"])
+    with torch.no_grad():
+        assert model.train().loss(ids, targets) == losses["training"]
+
+
 def test_the_backend_depends_on_device_compiler_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     assert choose_backend(CPU, compiled=False) == "chunks"
@@ -92,6 +124,14 @@ def test_the_backend_depends_on_device_compiler_and_packages(monkeypatch: pytest
     assert choose_backend(cuda, compiled=True) == "eager"
     monkeypatch.setattr(fused_loss, "find_spec", lambda _: None)
     assert choose_backend(cuda, compiled=True) == "eager"
+
+
+def test_a_gradient_of_the_gradient_is_refused() -> None:
+    """Chunks keep no graph of their backward pass: a Hessian through them would lack the curvature of the loss."""
+    logits = torch.randn(4, 9, requires_grad=True)
+    (first,) = torch.autograd.grad(capped_loss(logits * 1, torch.arange(4), 5.0, "chunks"), logits, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        torch.autograd.grad(first.square().sum(), logits)
 
 
 @pytest.fixture(scope="module")

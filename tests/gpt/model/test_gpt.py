@@ -63,6 +63,15 @@ def test_the_forward_pass_equals_the_formulas(num_layers: int, tied: bool) -> No
     torch.testing.assert_close(model(ids), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
+    model, ids, targets = randomized(SMALL), tokens(3, 8), tokens(3, 8, seed=2)
+    expected = -model(ids).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    nats = model.loss(ids, targets, reduction="none")
+    assert nats.shape == targets.shape
+    torch.testing.assert_close(nats, expected)
+    torch.testing.assert_close(model.loss(ids, targets), expected.mean())
+
+
 def test_the_gradient_of_the_loss_is_that_of_the_formulas() -> None:
     """A small step along the gradient changes the reference loss by the linear prediction."""
     model, ids, targets = randomized(SMALL), tokens(1, 6), tokens(1, 6, seed=2)
@@ -81,3 +90,39 @@ def test_the_gradient_of_the_loss_is_that_of_the_formulas() -> None:
 
     predicted = 2 * step * square
     assert reference_loss(1) - reference_loss(-1) == pytest.approx(predicted, rel=1e-2)
+
+
+def test_logits_are_float32_and_within_the_softcap() -> None:
+    model = randomized(GPTConfig(vocab_size=50, num_layers=2, model_dim=32, num_heads=4, logit_softcap=0.5))
+    for model.compute_dtype in (torch.float32, torch.bfloat16):
+        logits = model(tokens(2, 8))
+        assert logits.dtype == torch.float32
+        assert logits.abs().max() <= 0.5
+
+
+def test_bfloat16_is_close_to_float32_and_leaves_the_masters_alone() -> None:
+    model, ids, targets = randomized(SMALL), tokens(4, 16), tokens(4, 16, seed=2)
+    exact = model.loss(ids, targets).item()
+    model.compute_dtype = torch.bfloat16
+    loss = model.loss(ids, targets)
+    assert loss.item() == pytest.approx(exact, rel=0.02)
+    loss.backward()
+    for p in model.parameters():
+        assert p.grad is not None
+        assert p.dtype == p.grad.dtype == torch.float32
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    models = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        models.append(GPT(SMALL).state_dict())
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert not torch.equal(models[0]["tok_emb.weight"], models[2]["tok_emb.weight"])
+
+
+def test_training_works_after_inference_mode() -> None:
+    model, ids = GPT(SMALL), tokens(2, 8)
+    with torch.inference_mode():
+        model(ids)
+    model.loss(ids, ids).backward()

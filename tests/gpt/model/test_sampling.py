@@ -36,10 +36,31 @@ def test_top_k_draws_among_the_k_likeliest(model: GPT) -> None:
     assert draws == likeliest
 
 
+@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-45, 5e-324])
+def test_the_limit_of_low_temperatures_is_greedy(model: GPT, temperature: float, top_k: int | None) -> None:
+    cold = list(generate(model, START, 10, temperature=temperature, top_k=top_k))
+    assert cold == list(generate(model, START, 10, temperature=0))
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 50.0}, {"temperature": 50.0, "top_k": 9}, {"temperature": 0}])
+def test_only_ids_below_vocab_size_are_drawn(model: GPT, settings: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = set(generate(model, START, 200, vocab_size=5, generator=generator, **settings))
+    assert draws <= set(range(5))
+    assert settings["temperature"] == 0 or len(draws) == 5
+
+
 def test_a_seed_decides_the_text(model: GPT) -> None:
     texts = [list(generate(model, START, 20, generator=torch.Generator().manual_seed(s))) for s in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
     assert all(len(text) == 20 for text in texts)
+
+
+def test_only_the_last_tokens_of_the_context_count(model: GPT) -> None:
+    other = torch.tensor([9, 9, 2, 3])
+    same = [list(generate(model, ids, 10, temperature=0, context=2)) for ids in (START, other)]
+    assert same[0] == same[1]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +78,11 @@ def test_a_seed_decides_the_text(model: GPT) -> None:
 def test_arguments_out_of_range_are_refused_at_the_call(model: GPT, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         generate(model, **{"ids": START, "tokens": 1, **arguments})
+
+
+def test_cold_sequences_are_the_greedy_ones(model: GPT) -> None:
+    rows = sample_sequences(model, 2, 11, first=1, temperature=0)
+    assert rows[0].tolist() == rows[1].tolist() == [1, *generate(model, torch.tensor([1]), 10, temperature=0)]
 
 
 def test_sequences_follow_the_model_and_the_seed(model: GPT) -> None:
