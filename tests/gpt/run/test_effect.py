@@ -13,7 +13,7 @@ from birdie.gpt.run.effect import no_effect, unread
 from birdie.gpt.run.onset import not_begun
 from birdie.gpt.run.recipe_file import OVERRIDES
 from birdie.gpt.run.recipe_loading import load_recipe
-from birdie.gpt.run.recipe_registry import RegisteredRecipe, shipped_recipes
+from birdie.gpt.run.recipe_registry import RegisteredRecipe, find, shipped_recipes
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab.assignments import parse, with_settings
 from tests.gpt.run.test_run_folder import changed, tiny_recipe
@@ -24,6 +24,29 @@ RECIPES = [entry for entry in shipped_recipes() if entry.about.runs is None]
 def lines(*flags: str, file: Path | None = None) -> list[str]:
     origins: dict[str, str] = {}
     return list(no_effect(load_recipe(file, flags, origins), origins))
+
+
+@pytest.mark.parametrize("name", ["baseline", "laptop"])  # the one in steps, the other as a fraction
+def test_the_later_length_of_the_warmdown_wins(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipe < variable < flag, whichever of the two settings a source uses."""
+    entry = find(name)
+    monkeypatch.setenv("WARMDOWN_ITERS", "20")
+    train = load_recipe(entry.path).train
+    assert (train.warmdown_iters, train.warmdown_fraction) == (20, None)
+    train = load_recipe(entry.path, ["--train.warmdown-fraction", "0.25"]).train
+    assert train.warmdown_fraction == 0.25
+    monkeypatch.setenv("WARMDOWN_FRACTION", "0.5")
+    monkeypatch.delenv("WARMDOWN_ITERS")
+    train = load_recipe(entry.path, ["--train.warmdown-iters", "30"]).train
+    assert (train.warmdown_iters, train.warmdown_fraction) == (30, None)
+
+
+def test_of_one_source_the_other_one_has_no_effect_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--train.warmdown-iters", "20", "--train.warmdown-fraction", "0.5")
+    reason = "has no effect: train.warmdown_fraction is the length of the warmdown"
+    assert lines(*flags) == [f"--train.warmdown-iters {reason}"]
+    monkeypatch.setenv("WARMDOWN_ITERS", "20")
+    assert lines(*flags[2:]) == [f"WARMDOWN_ITERS {reason}"]
 
 
 RIVALS = {
@@ -84,11 +107,36 @@ def test_a_setting_of_a_technique_that_is_off_is_said(flags: list[str], dead: st
     assert line.startswith(f"{dead} has no effect: ")
 
 
+def test_a_setting_that_is_read_is_not_said() -> None:
+    assert lines("--average.kind", "ema", "--average.ema-decay", "0.9", "--qat.bits", "6", "--qat.start", "0.5") == []
+    assert lines("--evaluation.mode", "ttt-multi-phase", "--evaluation.ttt-lora.rank", "4") == []
+
+
+def test_variables_and_keys_of_a_file_are_said_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text("[average]\nswa_every = 7\n")
+    monkeypatch.setenv("EMA_ENABLED", "0")
+    monkeypatch.setenv("EMA_DECAY", "0.9")
+    monkeypatch.setenv("TTT_EPOCHS", "2")
+    assert [line.partition(" has no effect")[0] for line in lines(file=file)] == [
+        "EMA_DECAY",
+        f"{file}: average.swa_every",
+        "TTT_EPOCHS",
+    ]
+
+
 @pytest.mark.parametrize("entry", RECIPES, ids=lambda entry: entry.name)
 def test_shipped_recipes_give_nothing_without_effect(entry: RegisteredRecipe) -> None:
     origins: dict[str, str] = {}
     recipe = load_recipe(entry.path, (), origins)
     assert list(no_effect(recipe, origins)) == list(no_effect(recipe)) == []
+
+
+def test_the_recipe_of_a_run_gives_nothing_without_effect(tmp_path: Path) -> None:
+    """It states everything, and nobody chose each of its settings."""
+    record = tmp_path / "recipe.toml"
+    record.write_text(find("sota").recipe().to_toml())
+    assert lines(file=record) == []
 
 
 STEPS = 10

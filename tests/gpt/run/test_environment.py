@@ -172,6 +172,24 @@ def test_schemes_of_attention_and_mlp_hold_under_a_budget(monkeypatch: pytest.Mo
     assert export.schemes() == [*export.pinned(), ("*", "gptq:bits=6,clip_sigmas=12.85")]
 
 
+def test_the_average_without_effect_is_logged() -> None:
+    assert list(remarks(variables("EMA_ENABLED=1 SWA_ENABLED=1 LAWA_ENABLED=0"))) == [
+        "SWA_ENABLED has no effect: a run has one average, and EMA_ENABLED takes precedence, as in the records"
+    ]
+    assert list(remarks(variables("EMA_ENABLED=0 EMA_DECAY=0.997 SWA_ENABLED=1"))) == []
+
+
+def test_a_switch_that_is_off_cancels_only_its_own_average_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('[average]\nkind = "swa"\nswa_every = 7\n')
+    kept = resolved(monkeypatch, "EMA_ENABLED=0", file).average
+    assert (kept.kind, kept.swa_every) == ("swa", 7)
+    assert resolved(monkeypatch, "SWA_ENABLED=0", file).average.kind == "none"
+    assert resolved(monkeypatch, "SWA_ENABLED=0", file, "--average.kind", "lawa").average.kind == "lawa"
+
+
 @pytest.mark.parametrize(
     ("command", "setting", "expected"),
     [
@@ -282,3 +300,9 @@ def test_switches_select_the_parts_that_lora_adapts(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as fresh:
             assert resolved(fresh, command, path).evaluation.ttt_lora.parts == expected
     assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").evaluation.ttt_lora.warm_a
+
+
+def test_other_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    typos = "NUM_LAYER=3 SMEAR_GATE_ENABLE=1 TTT_ENABLE=1 EDITOR=vi"
+    assert resolved(monkeypatch, typos) == Recipe()
+    assert list(remarks(variables(typos))) == []

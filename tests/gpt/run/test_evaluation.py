@@ -16,10 +16,13 @@ from birdie.golf.audit import rules
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
+from birdie.gpt.model import cache
+from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.model.rotary import Rotary
 from birdie.gpt.run.evaluation import Evaluation, evaluate
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
+from birdie.gpt.score.modes import streaming
 from birdie.gpt.score.modes.streaming import StreamingMode
 from birdie.gpt.score.reference import reference_losses
 from birdie.gpt.score.request import EvaluationRequest
@@ -90,6 +93,13 @@ def test_a_text_shorter_than_a_window_is_scored_completely(file: Path, settings:
     assert scored(file, settings, max_tokens=tokens - 1).score.tokens == tokens - 1
 
 
+@pytest.mark.parametrize("mode", ["windows", "ttt-sgd"])
+def test_non_overlapping_windows_score_a_shorter_text_as_one_window(file: Path, mode: str) -> None:
+    result = scored(file, {"mode": mode}, max_tokens=LENGTH - 2)
+    assert result.score.tokens == LENGTH - 2
+    assert result.score.val_loss == scored(file, {"stride": 1}, max_tokens=LENGTH - 2).score.val_loss
+
+
 AUDITED = {
     "sliding": EvaluationSettings(stride=5),
     "stream": EvaluationSettings(mode="streaming", streaming=StreamingMode(chunk=8)),
@@ -130,6 +140,27 @@ def test_the_audit_sees_a_rotary_base_that_reveals_where_a_document_ends(
     assert verdicts() == {"pass"}
     monkeypatch.setattr(Rotary, "base_for_length", lambda *_: nullcontext())
     assert verdicts() == {"fail"}
+
+
+def test_segments_side_by_side_are_limited_by_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def recording(model: GPT, count: int, *more: Any, **named: Any) -> Any:
+        rows.append(count)
+        return Cache(model, count, *more, **named)
+
+    monkeypatch.setattr(cache, "Cache", recording)
+    settings: dict[str, Any] = {"mode": "streaming", "streaming": {"chunk": 8, "segments": 9}}
+    unlimited = scored(file, settings).score.bpb
+    assert max(rows) > 4
+    rows.clear()
+    limited = scored(file, settings | {"batch_seqs": 4}).score.bpb
+    assert max(rows) == 4
+    rows.clear()
+    monkeypatch.setitem(streaming._CACHE_BYTES, "cpu", 1)
+    single = scored(file, settings).score.bpb
+    assert max(rows) == 1
+    assert [limited, single] == pytest.approx([unlimited] * 2, abs=1e-6)
 
 
 def test_text_outside_the_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:

@@ -16,16 +16,19 @@ from birdie.artifact.loading import load
 from birdie.artifact.saving import save
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.events import Event
+from birdie.gpt.run.gpt_calibration import Calibration, calibrate_gpt, calibration_batches
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_settings import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.loop import Step
 from birdie.gpt.train.settings import TrainSettings
+from birdie.small.qat.fake_quantization import quantized, storage_rules
+from birdie.small.qat.settings import Qat
 from birdie.system.context import Context
 from tests.ranks import birdie_command, run_as_ranks
 
@@ -144,6 +147,46 @@ def test_the_calibration_time_budget_is_subtracted_from_the_cap_and_logged(recip
     assert "1.5 s were reserved" in calibrated
 
 
+def test_a_cap_that_calibration_would_use_up_is_an_error(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run(capped(recipe, 3.0, reserve_seconds=3.0), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"3\.0 s of a cap of 3 s"):
+        next(run.train())
+    assert recipe.training == recipe.train  # no cap
+
+
+def test_own_samples_are_deterministic_and_depend_on_the_seed(recipe: Recipe) -> None:
+    torch.manual_seed(0)
+    model = GPT(recipe.model).eval()
+    settings = CalibrationSettings(data="own", tokens=20 * LENGTH)
+    batches = calibration_batches(recipe, model, settings)
+    ids, targets = batches[0]
+    assert ids.shape == targets.shape == (20, LENGTH)
+    assert torch.equal(ids[:, 1:], targets[:, :-1])
+    assert set(ids[:, 0].tolist()) == {1}  # the tokenizer's BOS
+    assert torch.equal(calibration_batches(recipe, model, settings)[0][0], ids)
+    other = calibration_batches(recipe, model, dataclasses.replace(settings, seed=1))
+    assert not torch.equal(other[0][0], ids)
+
+
+def test_calibration_on_own_samples_needs_no_data(recipe: Recipe, tmp_path: Path) -> None:
+    no_data = dataclasses.replace(recipe, data=DataSettings(path=str(tmp_path), tokenizer="bytes"))
+    state = GPT(recipe.model).state_dict()
+    calibration = calibrate_gpt(no_data, state, CalibrationSettings("own", 512))
+    assert isinstance(calibration, Calibration)
+    assert calibration.tokens == 512
+    with pytest.raises(DataError):
+        calibrate_gpt(no_data, state, CalibrationSettings("train", 512))
+    with pytest.raises(ConfigError, match="nothing to calibrate on"):
+        calibrate_gpt(no_data, state, CalibrationSettings())
+
+
+def test_a_model_with_nan_weights_cannot_be_sampled(recipe: Recipe) -> None:
+    state = GPT(recipe.model).state_dict()
+    state["tok_emb.weight"][7, 3] = torch.nan
+    with pytest.raises(WeightsError, match=r"tok_emb\.weight.*cannot be sampled"):
+        calibrate_gpt(recipe, state, CalibrationSettings("own", 512))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -225,3 +268,55 @@ def test_the_command_calibrates_with_files_and_leaves_none(recipe: Recipe, finis
     assert (out / "a.birdie").read_bytes() == (out / "b.birdie").read_bytes()
     gc.collect()
     assert sorted(path.name for path in out.iterdir()) == ["a.birdie", "b.birdie"]
+
+
+@pytest.mark.slow
+def test_ranks_calibrate_together(recipe: Recipe, finished: LoggedRun, tmp_path: Path) -> None:
+    save_file(GPT(recipe.model).state_dict(), tmp_path / "model.safetensors")
+    arguments = tmp_path / "model.safetensors", "--calibrate", finished.folder, "-o"
+    sizes = [
+        compress(*arguments, tmp_path / f"{ranks}.birdie", ranks=ranks, folder=tmp_path / "ranks") for ranks in (1, 2)
+    ]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
+    one, two = (load(tmp_path / f"{ranks}.birdie") for ranks in (1, 2))
+    for name, weight in one.items():
+        assert float((weight - two[name]).norm()) <= 0.1 * float(weight.norm()), name
+
+
+@pytest.mark.parametrize("budget", [None, pytest.param(30_000, marks=pytest.mark.nightly)])
+def test_an_embedding_with_its_own_scheme_is_calibrated(
+    recipe: Recipe, finished: LoggedRun, tmp_path: Path, budget: int | None
+) -> None:
+    pinned = dataclasses.replace(
+        recipe, export=dataclasses.replace(recipe.export, embedding="gptq:bits=7,clip_sigmas=14")
+    )
+    run = as_trained(finished, pinned)
+    run.export(tmp_path / "calibrated.birdie", budget=budget)
+    none = dataclasses.replace(pinned.calibration, data="none")
+    as_trained(run, dataclasses.replace(pinned, calibration=none)).export(
+        tmp_path / "uncalibrated.birdie", budget=budget
+    )
+    calibrated, uncalibrated = (
+        load(tmp_path / f"{name}.birdie")["tok_emb.weight"] for name in ("calibrated", "uncalibrated")
+    )
+    assert not torch.equal(calibrated, uncalibrated)
+    for decoded in (calibrated, uncalibrated):
+        assert (decoded - run.model.tok_emb.weight).norm() < 0.1 * run.model.tok_emb.weight.norm()
+
+
+@pytest.mark.parametrize("budget", [None, pytest.param(60_000, marks=pytest.mark.nightly)])
+def test_weights_trained_on_levels_are_stored_on_these_levels(
+    recipe: Recipe, tmp_path: Path, budget: int | None
+) -> None:
+    """Decoded layers equal the quantized weights of training; the embedding, not quantized, keeps its precision."""
+    qat = Qat(levels="ternary", group_size=32, tensors=("blocks.*",))
+    model = dataclasses.replace(recipe.model, model_dim=64)
+    none = dataclasses.replace(recipe.calibration, data="none")
+    run, _ = train(dataclasses.replace(recipe, qat=qat, model=model, calibration=none), tmp_path)
+    run.export(tmp_path / "model.birdie", budget=budget)
+    decoded, trained = load(tmp_path / "model.birdie"), dict(run.model.named_parameters())
+    names = [name for name, _ in storage_rules(qat, run.model)]
+    assert "blocks.1.mlp.fc.weight" in names
+    for name in names:
+        torch.testing.assert_close(decoded[name], quantized(qat, trained[name]))
+    assert (decoded["tok_emb.weight"] - trained["tok_emb.weight"]).norm() < 0.02 * trained["tok_emb.weight"].norm()

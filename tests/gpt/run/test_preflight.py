@@ -15,6 +15,7 @@ from birdie.gpt.run.events import Checked, PreflightCheck
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.preflight import (
     PreflightFacts,
+    collect_facts,
     require_no_failure,
     run_checks,
 )
@@ -22,6 +23,7 @@ from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.run.recipe_settings import Recipe, RunSettings
 from birdie.gpt.run.run_estimate import parameters
 from birdie.gpt.train.plan import require_divisible
+from birdie.system.context import Context
 
 CPU = torch.device("cpu")
 RECIPE = Recipe.from_dict(
@@ -62,6 +64,12 @@ def training(**changes: Any) -> Recipe:
     return replace(RECIPE, train=replace(RECIPE.train, **changes))
 
 
+def test_all_checks_pass_with_enough_resources() -> None:
+    assert {check.state for check in results().values()} == {"pass"}
+    assert list(results()) == ["ranks", "memory", "disk", "text", "coder"]
+    require_no_failure(list(results().values()))
+
+
 @pytest.mark.parametrize(
     ("name", "state", "changes", "message"),
     [
@@ -85,6 +93,14 @@ def test_a_missing_resource_gives_its_check_a_warning_or_failure(
     assert all(other.state == "pass" for other in results(**changes).values() if other.name != name)
 
 
+def test_memory_warns_between_the_exact_and_the_estimated_need() -> None:
+    needed = preflight._memory_estimate(RECIPE, PLENTY)
+    fixed = needed.fixed
+    assert fixed >= 3 * 4 * parameters(RECIPE)  # weights, gradients and at least one moment in float32
+    for memory, state in ((fixed - 1, "fail"), (fixed, "warn"), (needed.total - 1, "warn"), (needed.total, "pass")):
+        assert results(memory=memory)["memory"].state == state
+
+
 def test_the_disk_must_hold_checkpoints_float_weights_and_export() -> None:
     count = parameters(RECIPE)
     assert results(disk=40 * count)["disk"].state == "fail"  # two that are kept and a new one, 3 float32 a weight
@@ -96,12 +112,27 @@ def test_the_disk_must_hold_checkpoints_float_weights_and_export() -> None:
     assert results(chain, disk=10**12)["disk"].state == "pass"
 
 
+def test_too_few_tokens_pass_if_the_time_cap_may_end_the_run_first() -> None:
+    check = results(training(iterations=10**7, max_wallclock_seconds=60.0), train_tokens=2560)["text"]
+    assert check.state == "pass"
+    assert "last for 10 steps" in check.says
+    assert results(training(iterations=10), train_tokens=2560)["text"].state == "pass"
+    assert results(training(iterations=11), train_tokens=2560)["text"].state == "warn"
+
+
 def test_all_failures_are_listed_in_one_sentence() -> None:
     with pytest.raises(ConfigError) as raised:
         require_no_failure(list(results(memory=1, disk=1).values()))
     assert "smaller model" in str(raised.value)
     assert "--folder" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_collecting_facts_does_not_change_the_random_state(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
+    state = torch.get_rng_state()
+    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU)))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.fixture

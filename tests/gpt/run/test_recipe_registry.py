@@ -111,6 +111,28 @@ def test_the_command_lists_shows_and_compares(capsys: pytest.CaptureFixture[str]
     assert {"setting": "model.num_layers", "baseline": 9, "10l_mixed_precision": 10} in differences
 
 
+def test_the_command_lists_shows_and_compares_recipes_of_another_program(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    listed = {facts["name"]: facts for facts in recipe_json(capsys, "list")["recipes"]}["resnet_spectral"]
+    assert listed["runs"] == f"python -m benchmarks.spectral_tune --recipe {SPECTRAL.path}"
+    assert (listed["parameters"], listed["expected"]["accuracy"], listed["expected"]["bpb"]) == (464_154, 0.8256, None)
+    assert recipe_json(capsys, "show", "resnet_spectral")["recipe"]["program"]["smaller"] == [28]
+    with pytest.raises(SystemExit):
+        main(["recipe", "show", "resnet_spectral"])
+    (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
+    assert find(str(tmp_path / "shown.toml")).settings() == SPECTRAL.settings()
+    (tmp_path / "shown.toml").write_text(SPECTRAL.path.read_text().replace("steps = 6000", "").replace("[28]", "[20]"))
+    differences = recipe_json(capsys, "diff", "resnet_spectral", str(tmp_path / "shown.toml"))["differences"]
+    assert differences == [
+        {"setting": "program.smaller", "resnet_spectral": [28], "shown": [20]},
+        {"setting": "program.steps", "resnet_spectral": 6000, "shown": None},
+    ]
+    with pytest.raises(SystemExit):
+        main(["recipe", "diff", "resnet_spectral", "sota"])
+    assert "different programs" in capsys.readouterr().err
+
+
 RECORDS = [entry for entry in shipped_recipes() if entry.about.source and entry.about.runs is None]
 EVERY_RECORD = pytest.mark.parametrize("entry", RECORDS, ids=lambda entry: entry.name)
 
@@ -135,6 +157,17 @@ def test_a_preset_keeps_the_fractions_of_a_recipe(entry: RegisteredRecipe, prese
         assert parse_size(small.export.budget) / parameters(small) == pytest.approx(per_weight, rel=1e-3)
     assert small.train.max_wallclock_seconds <= PRESETS[preset].seconds
     assert small.train.train_batch_tokens <= PRESETS[preset].batch_tokens
+
+
+@EVERY_RECORD
+def test_a_warmdown_in_steps_becomes_a_fraction_of_the_run(entry: RegisteredRecipe) -> None:
+    full, small = entry.recipe(), entry.recipe("cpu")
+    if full.train.warmdown_fraction is not None:
+        assert small.train.warmdown_fraction == full.train.warmdown_fraction
+    elif entry.about.step_ms is not None:
+        steps = 1000 * full.train.max_wallclock_seconds / entry.about.step_ms
+        assert small.train.warmdown_fraction == pytest.approx(full.train.warmdown_iters / steps, rel=1e-3)
+    assert small.optimizer.matrix_lr == full.optimizer.matrix_lr
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) -> dict[str, Any]:

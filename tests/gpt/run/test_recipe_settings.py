@@ -69,6 +69,20 @@ def test_a_written_recipe_reads_back(file: Path, tmp_path: Path) -> None:
     assert Recipe.from_dict(recipe.to_dict()) == recipe
 
 
+def test_nested_tables_are_written_and_read_back(tmp_path: Path) -> None:
+    """They hold a default that a mode changes, None, and a tuple."""
+    flags = ["--evaluation.mode", "ttt-multi-phase", "--evaluation.ttt-multi-phase.phases", "2"]
+    flags += ["--evaluation.ttt-lora.parts", "k", "--evaluation.ttt-lora.parts", "o", "--evaluation.ngram.orders", "3"]
+    recipe = load_recipe(flags=flags)
+    assert (recipe.evaluation.ttt_multi_phase.lr, recipe.evaluation.ttt_sgd.lr) == (0.001, 0.002)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(recipe.to_toml())
+    assert "[evaluation.ttt_lora]" in copy.read_text()
+    assert load_recipe(copy) == recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert Recipe.from_dict({"evaluation": {"ttt_multi_phase": {"phases": 2}}}).evaluation.ttt_multi_phase.epochs == 1
+
+
 def test_the_digest_changes_with_any_setting() -> None:
     assert Recipe().digest == Recipe().digest
     assert load_recipe(flags=["--train.seed", "7"]).digest != Recipe().digest
@@ -122,6 +136,12 @@ def test_an_unknown_setting_in_a_file_is_an_error(tmp_path: Path, text: str, mes
 )
 def test_sizes_are_decimal(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "1e6", "12 parsecs", "0", "0.1"])
+def test_a_text_that_is_not_a_size_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_size(text)
 
 
 def test_packed_rows_and_a_rotary_base_that_depends_on_the_length_exclude_each_other() -> None:

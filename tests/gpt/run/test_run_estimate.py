@@ -8,24 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 import birdie
 from birdie.cli import main
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, DataError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.cost import training_cost
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run import history
 from birdie.gpt.run.events import Validated
+from birdie.gpt.run.history import HistoryEntry
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.run.recipe_settings import DataSettings, ExportSettings, Recipe, RunSettings
-from birdie.gpt.run.run_estimate import artifact, groups, schedule
+from birdie.gpt.run.run_estimate import artifact, groups, load, memory, schedule
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.loop import Step
-from tests.tiny_run import OPTIMIZERS, tiny_settings
+from birdie.system.distributed import PendingTensor, World
+from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 TINY = GPTConfig(vocab_size=32, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2)
 SHAPES = {
@@ -48,6 +51,11 @@ def test_parameters_by_group_sum_to_those_of_a_recipe_model(name: str) -> None:
     with torch.device("meta"):
         count = sum(p.numel() for p in GPT(config).parameters())
     assert sum(groups(config).values()) == count
+
+
+def test_parameters_by_group_sum_to_those_of_a_built_model() -> None:
+    for config in SHAPES.values():
+        assert sum(groups(config).values()) == sum(p.numel() for p in GPT(config).parameters())
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -84,6 +92,51 @@ def test_kept_bytes_equal_the_tensors_saved_by_autograd() -> None:
     )
 
 
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each float tensor that is summed over the ranks, on a rank whose peer adds nothing."""
+    sizes: list[int] = []
+
+    def count(tensor: torch.Tensor) -> PendingTensor:
+        sizes.append(tensor.nbytes if tensor.is_floating_point() else 0)
+        return PendingTensor(None, lambda: tensor)
+
+    def share(_world: World, tensor: torch.Tensor, _room: torch.Tensor) -> PendingTensor:
+        count(tensor)
+        return PendingTensor(None, lambda: tensor[: len(tensor) // 2].float())
+
+    monkeypatch.setattr(World, "start_sum_", lambda _, tensor: count(tensor))
+    monkeypatch.setattr(World, "start_reduce_scatter", share)
+    monkeypatch.setattr(World, "start_all_gather", lambda *arguments: PendingTensor(None, lambda: arguments[-1]))
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the squared norm
+    for name in ("broadcast", "barrier"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    return sizes
+
+
+def test_reduced_bytes_equal_those_of_a_real_step(reduced: list[int]) -> None:
+    world = World(0, 2)
+    steps = iter(tiny_training(tiny_model(), TinyBatches(world), tiny_settings(), world=world))
+    reduced.clear()
+    next(steps)
+    expected = load(tiny_recipe(), 2, torch.float32, depth_recurrence=False)
+    assert expected.reduced_bytes == sum(reduced)
+    assert expected.sent_bytes == expected.reduced_bytes  # 2 · (2 − 1) / 2 of it
+    assert load(tiny_recipe(), 1, torch.float32, depth_recurrence=False).reduced_bytes == 0
+
+
+def test_memory_grows_with_batch_depth_and_vocabulary() -> None:
+    def total(**model: Any) -> int:
+        tokens = model.pop("tokens", 128)
+        recipe = dataclasses.replace(tiny_recipe(train_batch_tokens=tokens), model=dataclasses.replace(TINY, **model))
+        step = load(recipe, 1, torch.float32, depth_recurrence=False)
+        return memory(recipe, step, 1, torch.float32, compiled=False).total
+
+    assert total() < total(num_layers=4) < total(num_layers=5)
+    assert total() < total(vocab_size=64)
+    assert total() < total(tokens=256)
+
+
 def test_a_schedule_ends_by_steps_or_by_the_cap() -> None:
     by_steps = schedule(tiny_recipe(), 1)
     assert (by_steps.steps, by_steps.tokens) == (12, 12 * 128)
@@ -106,6 +159,22 @@ def test_the_estimated_size_holds_for_an_artifact_of_gaussian_weights(scheme: st
     estimate = artifact(recipe)
     assert estimate.bytes == pytest.approx(saved.bytes, rel=0.02)
     assert estimate.low < saved.bytes < estimate.high
+
+
+def test_a_history_has_one_entry_per_step(tmp_path: Path) -> None:
+    for step in (0, 100, 200, 300):
+        history.record(tmp_path, HistoryEntry(step, 10.0 * step, 3 - step / 1000))
+    history.truncate(tmp_path, 200)  # resumed from step 200
+    history.record(tmp_path, HistoryEntry(250, 2500, 2.7))
+    history.record(tmp_path, HistoryEntry(250, 2600, 2.6))
+    assert [entry.step for entry in history.read(tmp_path)] == [0, 100, 200, 250]
+    assert history.read(tmp_path)[-1] == HistoryEntry(250, 2600, 2.6)
+    for line in ("{}", "[1]", '{"step": Infinity, "train_ms": 1, "bpb": 2}', '{"step": 3'):
+        (tmp_path / history.NAME).write_text(line + "\n")
+        with pytest.raises(DataError, match=r"history.jsonl is damaged from line 1 on"):
+            history.read(tmp_path)
+    history.truncate(tmp_path, 10)  # a damaged history does not stop the run
+    assert history.read(tmp_path) == []
 
 
 def test_a_resumed_run_has_the_validations_of_an_uninterrupted_run(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """A run folder belongs to one process at a time, and a damaged checkpoint costs a run no more than its interval."""
 
 import dataclasses
+import hashlib
+import itertools
 import json
 import multiprocessing
 import os
+import resource
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,21 +18,23 @@ import torch
 
 from birdie.chain.chain_rows import find_link, survey
 from birdie.chain.link_content import restore
-from birdie.errors import ConfigError, WeightsError
+from birdie.cli import build_app
+from birdie.cli.console import run as run_command
+from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.events import Event, Started
+from birdie.gpt.run.events import Event, Saved, Started
 from birdie.gpt.run.float_weights import load_float
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import export
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe, RunSettings
-from birdie.gpt.run.run_folder import CHAIN, read_metrics
+from birdie.gpt.run.run_folder import CHAIN, Metrics, read_metrics
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.loop import Step
 from birdie.gpt.train.settings import TrainSettings
-from birdie.gpt.train.training_checkpoint import FILES, SUMS, checkpoint_paths
+from birdie.gpt.train.training_checkpoint import FILES, SUMS, checkpoint_paths, load_checkpoint
 from birdie.system.context import Context
 from birdie.system.distributed import World
 from birdie.system.structured import read_steps
@@ -112,6 +118,17 @@ def test_a_damaged_checkpoint_costs_its_interval_and_changes_no_weight(
         train(recipe, folder, log, resume=True)
 
 
+def test_the_recipe_says_how_many_checkpoints_are_kept(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(recipe, run=RunSettings(checkpoint_every=1, keep_checkpoints=3))
+    saved = [event.step for event in train(recipe, tmp_path, []) if isinstance(event, Saved)]
+    assert saved == list(range(1, 10))
+    assert [path.name for path in checkpoint_paths(tmp_path / "checkpoints")] == [
+        f"step-{step:08d}" for step in (9, 8, 7)
+    ]
+    with pytest.raises(ConfigError, match="keep_checkpoints is 0"):
+        RunSettings(keep_checkpoints=0)
+
+
 def with_chain(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, run=RunSettings(checkpoint_every=2, checkpoint_deltas=True))
 
@@ -140,6 +157,15 @@ def test_a_chain_keeps_every_checkpoint_and_a_run_goes_on_from_any(recipe: Recip
     assert linked_steps(second) == [4, 6, 8, 9]
 
 
+def test_a_checkpoint_whose_link_was_not_finished_gets_one_when_the_run_goes_on(recipe: Recipe, tmp_path: Path) -> None:
+    train(with_chain(recipe), tmp_path, [], stop_after=6)
+    (tmp_path / CHAIN / "step-00000006.birdie").unlink()
+    kept = (tmp_path / CHAIN / "step-00000004.birdie").stat().st_mtime_ns
+    train(with_chain(recipe), tmp_path, [], resume=True)
+    assert linked_steps(tmp_path) == [2, 4, 6, 8, 9]
+    assert (tmp_path / CHAIN / "step-00000004.birdie").stat().st_mtime_ns == kept
+
+
 def test_a_run_that_goes_back_replaces_the_steps_that_it_takes_again(recipe: Recipe, tmp_path: Path) -> None:
     train(with_chain(recipe), tmp_path, [], stop_after=7)
     assert linked_steps(tmp_path) == [2, 4, 6, 7]
@@ -152,6 +178,19 @@ def test_a_run_that_goes_back_replaces_the_steps_that_it_takes_again(recipe: Rec
     train(with_chain(recipe), tmp_path, log, resume=True, stop_after=5)
     assert linked_steps(tmp_path) == [2, 4, 5]
     assert any("removed 2 links of steps 6 to 7" in line for line in log)
+
+
+def test_a_chain_that_cannot_be_written_does_not_end_the_run(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OutputError("no space left on device")
+
+    monkeypatch.setattr("birdie.chain.chain_folder.write_link", fail)
+    log: list[str] = []
+    saved = [event.step for event in train(with_chain(recipe), tmp_path, log) if isinstance(event, Saved)]
+    assert saved == [2, 4, 6, 8, 9]
+    assert any("no space left" in line for line in log)
 
 
 def hold(recipe: Recipe, folder: Path, ready: Callable[[], None], release: Callable[[], bool]) -> None:
@@ -182,6 +221,19 @@ def test_a_second_process_is_refused_until_the_first_ends_in_any_way(recipe: Rec
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".lock.holder", "environment.json"]
     training.close()
     assert [path.name for path in tmp_path.iterdir()] == ["environment.json"]
+
+
+def test_a_process_can_train_again_once_the_run_ended_or_was_closed(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run(recipe, tmp_path)
+    with run.locked():
+        training = run.train()  # does not wait for itself
+        next(training)
+        training.close()
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+            next(Run(recipe, tmp_path).train())
+    train(recipe, tmp_path, [], stop_after=2)
+    assert [event.resumed_at for event in train(recipe, tmp_path, [], resume=True) if isinstance(event, Started)] == [2]
+    assert not (tmp_path / ".lock").exists()
 
 
 def refused_on_all(world: World, folder: Path) -> None:
@@ -282,6 +334,124 @@ def test_a_damaged_text_file_costs_its_lines_and_is_kept(
         assert ([line["step"] for line in lines], problem) == (kept, "")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "history.jsonl", "environment.json", "recipe.toml"])
+def test_a_pipe_in_a_run_folder_ends_a_resumed_run_in_one_sentence(
+    name: str, stopped: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = copied(stopped, tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(BirdieError, match=rf"{name} is|{name}: it is not a regular file"):
+        train(validating(recipe), folder, [], resume=True)
+
+
+def test_a_history_that_cannot_be_written_does_not_end_the_training(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OutputError("no space left on device")
+
+    monkeypatch.setattr("birdie.gpt.run.history.record", full)
+    log: list[str] = []
+    train(validating(recipe), tmp_path, log)
+    assert sum("goes on without a file of its folder: no space left" in line for line in log) == 6
+    assert checkpoint_paths(tmp_path / "checkpoints")[0].name == "step-00000009"
+
+
+def test_a_full_disk_under_the_float_weights_leaves_the_last_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk; it is set for the last file alone."""
+    log = list[str]()
+    run = Run(recipe, tmp_path, Context(CPU, notify=log.append))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for event in run.train():
+            if isinstance(event, Saved) and event.step == 9:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    (line,) = [line for line in log if "float.safetensors" in line]
+    assert "goes on without a file of its folder: cannot write" in line
+    assert "\n" not in line
+    assert not (tmp_path / "float.safetensors").exists()
+    assert load_checkpoint(tmp_path / "checkpoints").step == 9
+    assert run.export().bytes
+
+
+def test_a_line_that_does_not_fit_on_the_disk_damages_no_other(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, -1, lambda _: None)
+    step = Step(1, 2.0, 3.0, 1.0, 0.9, 64, 1.0, stopping=False)
+    metrics.record(step)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            metrics.record(dataclasses.replace(step, number=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    metrics.record(dataclasses.replace(step, number=3))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
+
+
+def rewritten(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the state of a checkpoint and write its digests anew."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    change(state)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    names = sorted(path.name for path in checkpoint.iterdir() if path.name != SUMS)
+    lines = {name: f"{hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()}  {name}\n" for name in names}
+    (checkpoint / SUMS).write_text("".join(lines[name] for name in FILES if name in lines))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["loader"].update(spans=10**30),
+        lambda state: state["loader"].update(spans=-8),
+        lambda state: state["loader"].update(spans=True),
+        lambda state: state["loader"].update(spans="8"),
+        lambda state: state["loader"].clear(),
+        lambda state: state["about"].update({"train.seed": "x" * 9999}),
+    ],
+)
+def test_a_checkpoint_of_absurd_values_costs_its_interval(
+    change: Callable[[dict[str, Any]], object], stopped: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    folder, log = copied(stopped, tmp_path), list[str]()
+    rewritten(folder / "checkpoints" / "step-00000005", change)
+    begun = Run(validating(recipe), folder, Context(CPU, notify=log.append)).train(resume=True)
+    assert [event.resumed_at for event in itertools.islice(begun, 2) if isinstance(event, Started)] == [4]
+    begun.close()
+    (warning,) = [line for line in log if "going back to step-00000004" in line]
+    assert len(warning) < 1000
+
+
+def test_the_only_checkpoint_is_not_removed_for_being_no_folder(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000009").write_text("mine")
+    with pytest.raises(WeightsError, match=r"step-00000009 is damaged: it is no folder"):
+        train(recipe, tmp_path, [], resume=True)
+    assert (tmp_path / "checkpoints" / "step-00000009").read_text() == "mine"
+
+
+def test_a_flipped_bit_in_the_float_weights_is_found(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    path = folder / "float.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=r"float\.safetensors cannot be read \(its weights are not those"):
+        load_float(folder, GPT(recipe.model))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(WeightsError, match="named pipe"):
+        load_float(folder, GPT(recipe.model))
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -330,6 +500,13 @@ def test_a_finished_run_can_be_made_longer_and_says_so(recipe: Recipe, finished:
     train(longer, folder, [], resume=True)
     changes = json.loads((folder / "environment.json").read_text())["changed"]
     assert changes == [{"after_step": 9, "setting": "train.iterations", "from": 9, "to": 11}]
+
+
+def test_the_command_leaves_a_finished_run_as_it_is(finished: Path) -> None:
+    state = contents(finished)
+    tokens = ["train", str(finished / "recipe.toml"), "--folder", str(finished), "--resume"]
+    assert run_command(build_app, [*tokens, "--optimizer.matrix-lr", "0.5"]) == 1
+    assert contents(finished) == state
 
 
 def test_a_run_that_goes_on_with_other_settings_says_so_for_good(recipe: Recipe, tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from birdie.artifact.loading import load
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPTConfig
+from birdie.gpt.run.evaluation import load_gpt
 from birdie.gpt.run.events import Started
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_loading import load_recipe
@@ -84,6 +86,23 @@ def test_a_resumed_run_reports_its_techniques_and_is_the_uninterrupted_one(
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
+def test_the_artifact_of_a_model_calibrated_on_its_samples_decodes_to_the_model(
+    recipe: Recipe, finished: tuple[Run, list[str]], tmp_path: Path
+) -> None:
+    run, _ = finished
+    summary = run.export(tmp_path / "model.birdie", budget=30_000)
+    assert summary.bytes <= 30_000
+    model, decoded_recipe, _ = load_gpt(tmp_path / "model.birdie", torch.device("cpu"))
+    assert decoded_recipe == recipe
+    assert model.depth_recurrence
+    decoded = load(tmp_path / "model.birdie")
+    ids = torch.randint(2, 260, (2, LENGTH))
+    twin = run.work.new_model({name: weight.float() for name, weight in decoded.items()}).eval()
+    torch.testing.assert_close(model(ids), twin(ids))
+    error = (model(ids) - run.model.eval()(ids)).abs().mean()
+    assert error < 0.1 * run.model(ids).std()
+
+
 def test_techniques_can_be_set_by_file_environment_and_flag(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +146,18 @@ def test_a_packed_run_with_a_sequence_length_schedule_resumes_bit_for_bit(recipe
         "active: attention window: layers 0, 1 attend to the last 20 positions",
     ):
         assert any(message in line for line in log), message
+
+
+def test_a_run_with_mixed_sequence_lengths_resumes_with_the_same_lengths_only(recipe: Recipe, tmp_path: Path) -> None:
+    model = GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
+    recipe = dataclasses.replace(recipe, model=model)
+    mixed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, mixed_seq_lens=(LENGTH, 8)))
+    _, log = train(mixed, tmp_path, stop_after=3)
+    assert "mixed sequence lengths: rank 0: 32 and 8" in log
+    with pytest.raises(
+        ConfigError, match=r"cannot resume: train.mixed_seq_lens is \[\], but the run in .* has \[32, 8\]"
+    ):
+        train(recipe, tmp_path, resume=True)
 
 
 def test_a_restart_resumes_the_checkpoint_of_its_own_job_only(recipe: Recipe, tmp_path: Path) -> None:

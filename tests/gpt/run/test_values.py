@@ -3,10 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from birdie.errors import ConfigError
 from birdie.gpt.run.recipe_loading import load_recipe
@@ -52,6 +55,20 @@ def test_a_text_that_is_no_such_value_is_refused(hint: Any, texts: list[str]) ->
     for text in texts:
         with pytest.raises(ConfigError):
             parsed(text, hint)
+
+
+@given(st.integers(-(2**62), 2**62).map(lambda thousandths: Decimal(thousandths).scaleb(-3)))
+def test_an_integer_is_exactly_the_number_that_was_written(number: Decimal) -> None:
+    try:
+        assert parsed(str(number), int) == number
+    except ConfigError:
+        assert number != number.to_integral_value()
+
+
+@given(st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1))
+def test_numbers_that_python_writes_are_read_back(real: float, integer: int) -> None:
+    assert parsed(repr(real), float) == real
+    assert parsed(str(integer), int) == integer
 
 
 def hints(kind: Any = Recipe, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -126,6 +143,14 @@ def test_no_door_rounds(door: Door, setting: str, value: str, tmp_path: Path, mo
     assert value in sentence
     assert setting.partition(".")[2] in sentence.lower().replace("-", "_")
     assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("text", ["2000", "2e3", "2000.0"])
+def test_every_door_takes_an_integer_in_any_spelling(
+    door: Door, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert door("train.iterations", text, tmp_path, monkeypatch).train.iterations == 2000
 
 
 @pytest.mark.parametrize(
