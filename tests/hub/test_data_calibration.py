@@ -17,7 +17,7 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, DataError, WeightsError
-from birdie.hub.data_calibration import calibrate_on_images, calibrate_on_text, images_in
+from birdie.hub.data_calibration import calibrate_on_images, calibrate_on_text, images_in, sequences
 from birdie.hub.names_on_disk import NamesOnDisk
 
 transformers = pytest.importorskip("transformers")
@@ -163,6 +163,22 @@ def test_a_parameter_that_is_not_on_disk_is_refused(folders: dict[str, Path]) ->
     for other in ({key: tensor for key, tensor in state.items() if key != name}, {**state, name: state[name] + 1}):
         with pytest.raises(WeightsError, match=name):
             NamesOnDisk(model, other, folders["llama"])
+
+
+def test_sequences_begin_as_documents_do_and_cover_a_long_text(folders: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["llama"])
+    text = tmp_path / "long.txt"
+    text.write_text(" ".join(f"{number:06d}" for number in range(50_000)))
+    rows = sequences(tokenizer, text, 512, 64)
+    assert rows.shape == (8, 64)
+    assert bool((rows[:, 0] == 0).all())
+    assert torch.equal(rows, sequences(tokenizer, text, 512, 64))
+    numbers = sorted(int(tokenizer.decode(row[1:].tolist()).split()[2]) for row in rows)
+    assert numbers[0] < 6_250 <= numbers[1]
+    assert numbers[-1] > 43_750
+    text.write_text("a b c " * 30)
+    short = sequences(tokenizer, text, 512, 64)
+    assert len(short) >= 2
 
 
 def test_a_tokenizer_of_another_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

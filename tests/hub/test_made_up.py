@@ -3,16 +3,19 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 import birdie
+from birdie.artifact import saving as save_module
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration import synthetic
+from birdie.compress.rate.fit import fit
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError
 from birdie.hub import made_up
@@ -83,6 +86,21 @@ def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
     assert note is not None
     assert note.startswith("not calibrated: ")
     assert "\n" not in note
+    assert len(birdie.load(tmp_path / "m.birdie")) == len(open_checkpoint(llama).content)
+
+
+def test_what_fails_only_as_the_file_is_made_is_one_line_too(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, errors = fit, [RuntimeError("a foreign forward")]
+
+    def failing_once(*arguments: Any, **settings: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(save_module, "fit", failing_once)
+    assert compress(llama, tmp_path / "m.birdie", capsys) == "not calibrated: RuntimeError: a foreign forward"
     assert len(birdie.load(tmp_path / "m.birdie")) == len(open_checkpoint(llama).content)
 
 

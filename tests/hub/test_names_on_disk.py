@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,41 @@ def test_data_reach_each_expert_by_its_names_on_disk(kind: str, tmp_path: Path) 
     one = sorted(experts)[0]
     assert result.held_out({one: 0 * state[one]}) > 0  # the values of one expert reach the model
     assert result.held_out(state) == 0
+
+
+def test_an_expert_without_tokens_is_named(tmp_path: Path) -> None:
+    state = write("Mixtral", tmp_path, num_experts_per_tok=1)
+    module = NamesOnDisk(load("Mixtral", tmp_path), state, tmp_path, use_cache=False)
+    router = "model.layers.0.block_sparse_moe.gate.weight"
+    state[router] = torch.stack((state[router][0], -state[router][0], *torch.zeros(2, 32)))  # the first two win
+    module.load_state_dict(state)
+    result = CalibrationResult.of(state, (module, batches(2), next_token_loss), symmetries=False)
+    assert set(result.unreached) >= {name for name in state if re.search(r"layers\.0\..*experts\.[23]\.", name)}
+    assert not [name for name in result.unreached if re.search(r"layers\.0\..*experts\.[01]\.", name)]
+
+
+def test_weights_of_experts_are_written_by_their_names(tmp_path: Path) -> None:
+    state = write("Mixtral", tmp_path)
+    module = NamesOnDisk(load("Mixtral", tmp_path), state, tmp_path, use_cache=False)
+    other = {name: torch.randn_like(weight) for name, weight in state.items()}
+    changed = copy.deepcopy(module)
+    changed.load_state_dict(other)
+    assert all(torch.equal(weight, other[name]) for name, weight in changed.state_dict().items())
+    assert all(torch.equal(weight, state[name]) for name, weight in module.state_dict().items())
+    with pytest.raises(WeightsError, match="more"):
+        changed.load_state_dict(other | {"more": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("change", ["one expert less", "another expert"])
+def test_an_expert_that_is_not_on_disk_is_refused(change: str, tmp_path: Path) -> None:
+    state = write("Mixtral", tmp_path)
+    model, name = load("Mixtral", tmp_path), "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+    if change == "one expert less":
+        del state[name]
+    else:
+        state[name] = state[name] + 1
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.experts\.gate_up_proj"):
+        NamesOnDisk(model, state, tmp_path)
 
 
 def test_rows_that_transformers_reorders_are_written_with_the_next_call() -> None:

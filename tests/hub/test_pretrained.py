@@ -1,6 +1,7 @@
 """Folder → file → from_pretrained: the outputs are those of the decoded file, for every kind of model."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,20 @@ def test_a_fine_tune_is_a_model_again_given_its_base(flags: tuple[str, ...], tmp
     assert torch.equal(outputs(again, "llama, tied"), outputs(loaded, "llama, tied"))
 
 
+def test_matrices_that_are_nearly_equal_need_no_base(tmp_path: Path) -> None:
+    model = write("llama, tied", tmp_path / "model")
+    weights = dict(model.named_parameters())
+    up, gate = (weights[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "gate"))
+    up.data = gate.data + 1e-4 * torch.randn_like(gate)
+    model.save_pretrained(tmp_path / "model")
+    file = compress(tmp_path / "model", "--lossless")
+    assert any(row.scheme == "delta" for row in birdie.inspect(file).tensors)
+    assert torch.equal(outputs(birdie.from_pretrained(file), "llama, tied"), outputs(model, "llama, tied"))
+    write_birdie_folder(file, tmp_path / "folder")
+    again = birdie.from_pretrained(tmp_path / "folder")
+    assert torch.equal(outputs(again, "llama, tied"), outputs(model, "llama, tied"))
+
+
 MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path / "missing.birdie", "cannot open"),
     (lambda path: path, "has no model.birdie"),
@@ -176,3 +191,23 @@ def test_what_cannot_be_built_is_one_sentence(make: Any, words: str, tmp_path: P
     with pytest.raises(BirdieError, match=words) as raised:
         birdie.from_pretrained(make(tmp_path))
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_without_one_of_the_weights_is_one_sentence(tmp_path: Path) -> None:
+    state = write("llama", tmp_path / "model").state_dict()
+    del state[name := "model.layers.0.mlp.up_proj.weight"]
+    config = (tmp_path / "model" / "config.json").read_bytes()
+    file = tmp_path / "x.birdie"
+    write_model(state, file, SaveOptions(lossless=True), files={"config.json": config})
+    for lazy, words in (
+        (False, f"the file lacks 1 of the weights of LlamaForCausalLM, {name}"),
+        (True, f"missing: {name}"),
+    ):
+        with pytest.raises(BirdieError, match=re.escape(words)) as raised:
+            birdie.from_pretrained(file, lazy=lazy)
+        assert "\n" not in str(raised.value)
+
+
+def test_lazy_loading_is_for_transformers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave lazy out"):
+        birdie.from_pretrained(saved(tmp_path, {"_class_name": "UNet2DModel"}), lazy=True)

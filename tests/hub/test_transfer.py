@@ -103,3 +103,13 @@ def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, confi
     with pytest.raises(ArtifactError, match=reason):
         write_birdie_folder(tmp_path / "model.birdie", tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def test_any_folder_of_files_can_be_pushed(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "submission"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "README.md").write_text("a record")
+    (folder / "logs" / "seed42.txt").write_text("val_bpb")
+    assert run("hub", "push", folder, "user/record", "--public") == 0
+    assert hub.repositories["user/record"] == {"README.md": b"a record", "logs/seed42.txt": b"val_bpb"}
+    assert not hub.private["user/record"]
