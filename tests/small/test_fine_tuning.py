@@ -83,6 +83,28 @@ def test_buffers_are_left_as_they_are_also_if_they_are_not_finite(spectral: bool
     assert "scratch" not in loaded
 
 
+def test_bits_per_weight_can_be_the_target() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    birdie.spectral(model)
+    steps = tune(model, steps=60, bits=2.5)
+    assert float(birdie.quantization_loss(model).detach()) == pytest.approx(2.5, rel=0.1)
+    assert all(step.bytes is None for step in steps)
+
+
+def test_fine_tuning_without_a_target_is_plain_training() -> None:
+    torch.manual_seed(0)
+    model, reference = mlp(), mlp()
+    reference.load_state_dict(model.state_dict())
+    steps = tune(model, steps=20)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=3e-3 / 5)  # warm-up of five steps
+    loss(reference, data()).backward()
+    optimizer.step()
+    second = loss(reference, data())
+    assert steps[1].loss == pytest.approx(float(second.detach()))
+    assert steps[0].bits is steps[0].weight is steps[0].bytes is None
+
+
 def test_a_loaded_model_can_be_tuned_to_a_smaller_budget(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = mlp()

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import metadata
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import CalibrationSettings, ExportSettings, Recipe, RunSettings
+from birdie.small import fine_tuning
 from birdie.small.fine_tuning import FineTuneStep, fine_tune
 from birdie.small.qat.quantized_layers import parameter
 from birdie.small.qat.settings import Qat
@@ -85,6 +87,12 @@ def test_training_tells_how_far_weights_are_from_the_file_and_what_changed() -> 
     assert 0 < changes[12] < 1
 
 
+def test_bits_per_weight_are_of_the_complete_file(tmp_path: Path) -> None:
+    model = network()
+    tune(model, steps=20, bits=4.0)
+    assert birdie.save(model, tmp_path / "x.birdie").bits_per_weight <= 4.0
+
+
 class Tied(nn.Module):
     """Two layers that share a weight, and a recurrent layer."""
 
@@ -117,6 +125,15 @@ def test_tied_and_recurrent_weights_stay_what_they_are(tmp_path: Path) -> None:
     assert model.head.weight is model.table.weight
     assert torch.equal(model(ids), logits)
     assert torch.equal(birdie.load(tmp_path / "x.birdie", into=Tied())(ids), logits)
+
+
+def test_copies_are_saved_alike(tmp_path: Path) -> None:
+    model = network()
+    tune(model, steps=14, budget=3_000)
+    files = [tmp_path / f"{number}.birdie" for number in range(3)]
+    for file, one in zip(files, (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))), strict=True):
+        birdie.save(one, file)
+    assert len({file.read_bytes() for file in files}) == 1
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -163,6 +180,13 @@ def test_absurd_targets_are_errors(target: dict[str, Any]) -> None:
         fine_tune(network(), [data()], loss, steps=3, **target)
 
 
+def test_a_model_can_be_tuned_to_a_smaller_budget(tmp_path: Path) -> None:
+    model = network()
+    for budget in (4_000, 2_600):
+        tune(model, steps=14, budget=budget)
+        assert birdie.save(model, tmp_path / "x.birdie").bytes <= budget
+
+
 def test_what_cannot_be_reached_is_an_error_before_the_first_step() -> None:
     model = network()
     original = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -172,6 +196,15 @@ def test_what_cannot_be_reached_is_an_error_before_the_first_step() -> None:
         fine_tune(model, [data()], loss, steps=10, budget=1_000_000)
     assert model.state_dict().keys() == original.keys()
     assert all(torch.equal(weight, original[name]) for name, weight in model.state_dict().items())
+
+
+def test_batches_that_end_with_the_training_are_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The last calibration takes batches of the last steps, so a long training is not lost at its end."""
+    monkeypatch.setattr(fine_tuning, "_FIRST", 2)
+    monkeypatch.setattr(fine_tuning, "_LAST", 4)
+    model, once = network(), iter([data()] * (2 + 6))
+    assert len(list(fine_tune(model, once, loss, steps=6, budget=3_000))) == 6
+    assert birdie.save(model, tmp_path / "x.birdie").bytes <= 3_000
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +293,16 @@ def test_a_run_says_how_far_its_weights_are_from_the_file_and_exports_it(recipe:
     summary = run.export()
     assert 0.9 * BUDGET < summary.bytes <= BUDGET
     run.work.new_model(load(summary.path))
+
+
+def test_parameters_and_their_names_are_those_of_a_plain_run(recipe: Recipe, tmp_path: Path) -> None:
+    """A run that starts late is the same up to there, so checkpoints of either kind can be resumed as the other."""
+    states = []
+    for number, qat in enumerate((Qat(), recipe.qat)):
+        run = Run(dataclasses.replace(recipe, qat=qat), tmp_path / str(number))
+        list(run.train(stop=lambda run=run: run.steps == 5))  # type: ignore[misc]
+        states.append(run.model.state_dict())
+    assert all(torch.equal(states[0][name], weight) for name, weight in states[1].items())
 
 
 def train_on_a_rank(world: World, folder: Path) -> None:

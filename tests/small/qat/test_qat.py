@@ -1,6 +1,7 @@
 """Quantization-aware training: what layers see, what gradients see, and that the switch works under the compiler."""
 
 import copy
+import pickle
 from functools import lru_cache
 from typing import Any
 
@@ -136,6 +137,33 @@ def test_the_file_stores_what_was_trained() -> None:
     assert storage_rules(Qat(scheme="squares", tensors=("2.*",)), two_layers()) == [("2.weight", "squares")]
 
 
+def test_names_and_values_of_the_state_stay() -> None:
+    model = two_layers()
+    originals = {name: weight.clone() for name, weight in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    prepared = Qat(bits=2).prepare(model)
+    prepared.switch(True)
+    assert dict(model.named_parameters()).keys() == parameters.keys()
+    assert all(a is b for a, b in zip(model.parameters(), parameters.values(), strict=True))
+    assert all(torch.equal(weight, originals[name]) for name, weight in model.state_dict().items())
+    model.load_state_dict({name: weight + 1 for name, weight in originals.items()})
+    assert torch.equal(parameters["0.weight"], originals["0.weight"] + 1)
+    prepared.remove()
+    assert type(model.get_submodule("0")) is nn.Linear
+    assert model.get_parameter("0.weight") is parameters["0.weight"]
+    pickle.dumps(model)
+
+
+def test_only_matrices_that_match_are_quantized() -> None:
+    model = small_gpt()
+    assert set(Qat(bits=6, tensors=("*.mlp.*",)).prepare(model).names) == {
+        f"blocks.{i}.mlp.{name}.weight" for i in range(1) for name in ("fc", "proj")
+    }
+    other = small_gpt()
+    everything = {name for name, weight in other.named_parameters() if is_matrix(weight)}
+    assert set(Qat(bits=6).prepare(other).names) == everything
+
+
 def test_a_tied_matrix_is_quantized_at_both_of_its_uses() -> None:
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=128, num_layers=2, model_dim=64, num_heads=4, num_kv_heads=4))
@@ -205,6 +233,28 @@ def losses(model: GPT, grid: Grid) -> tuple[float, float]:
         return model.loss(ids, targets).item(), other.loss(ids, targets).item()
 
 
+def test_it_narrows_the_quantization_gap() -> None:
+    (model, lines), (plain, none) = trained(Qat(bits=2)), trained(None)
+    (start_loss, end_loss), (plain_start, plain_end) = losses(model, Grid(bits=2)), losses(plain, Grid(bits=2))
+    assert end_loss - start_loss < 0.5 * (plain_end - plain_start)
+    assert end_loss < plain_end
+    assert len(lines) == 1
+    assert "6 tensors, 32,768 weights" in lines[0]
+    assert not none
+
+
+def test_it_is_off_before_its_start_to_the_last_bit() -> None:
+    def curve(qat: Qat | None) -> list[float]:
+        model = small_gpt()
+        prepared = qat.prepare(model) if qat else None
+        run = tiny_training(model, TinyBatches(), tiny_settings(iterations=6), hooks=[prepared] if prepared else [])
+        return [step.loss for step in run]
+
+    plain, late = curve(None), curve(Qat(bits=2, start=0.5))
+    assert plain[:3] == late[:3]
+    assert all(a != b for a, b in zip(plain[3:], late[3:], strict=True))
+
+
 @pytest.mark.parametrize(
     ("qat", "on"),
     [
@@ -270,3 +320,18 @@ def test_what_cannot_be_prepared_is_refused() -> None:
     Qat(bits=4).prepare(model)
     with pytest.raises(ConfigError, match="already"):
         Qat(bits=4).prepare(model)
+
+
+@pytest.mark.nightly  # compiles C++
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.parametrize(("levels", "shape"), [("ternary", (96, 192)), ("binary", (192, 576))])
+def test_levels_are_the_same_under_the_compiler(levels: Any, shape: tuple[int, int]) -> None:
+    """Columns that are no whole number of groups: torch's compiler read beside the padding."""
+    torch.manual_seed(0)
+    weight, settings = 0.05 * torch.randn(shape), Qat(levels=levels)
+
+    def product(weight: Tensor) -> Tensor:
+        return torch.eye(shape[1]) @ (weight + (quantized(settings, weight) - weight)).T
+
+    compiled = torch.compile(product, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(weight), product(weight))

@@ -5,12 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import birdie
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.small.spectral.wrap import quantization_loss, spectral, wrapped
+from tests.forked import run_python
 from tests.nightly import mostly_nightly
 from tests.small.spectral.test_wrap import MODELS, built, mlp, trained
+
+FRESH = """
+import sys, torch, birdie
+from tests.small.spectral.test_wrap import built
+model, x = built(sys.argv[1])
+birdie.load(sys.argv[2], into=model.train(False))
+torch.save(model(x).detach(), sys.argv[3])
+"""
 
 
 @pytest.mark.parametrize(
@@ -35,6 +45,30 @@ def test_the_file_is_the_model_in_memory(name: str, transform: str, tmp_path: Pa
         assert torch.equal(logits, expected)
     else:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_a_fresh_process_gives_the_same(tmp_path: Path) -> None:
+    model, x = built("lstm")
+    q_net = spectral(model.train(False), transform="identity", init_bits=5)
+    q_net.settle()
+    birdie.save(model, tmp_path / "x.birdie")
+    done = run_python("-c", FRESH, "lstm", str(tmp_path / "x.birdie"), str(tmp_path / "out.pt"))
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(torch.load(tmp_path / "out.pt", weights_only=True), model(x).detach())
+
+
+@pytest.mark.parametrize(("transform", "bits"), [("identity", 2.0), ("dct", 6.0)])
+def test_the_loss_is_what_the_file_takes(transform: str, bits: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(192, 128, bias=False), nn.Linear(128, 96, bias=False))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_()
+    spectral(model, transform=transform, init_bits=bits)
+    summary = birdie.save(model, tmp_path / "x.birdie", effort="max")  # the estimate is of this coder
+    held = sum(row.bytes for row in summary.tensors)
+    assert 8 * held / summary.weights == pytest.approx(float(quantization_loss(model).detach()), rel=0.05)
 
 
 def test_training_shrinks_the_file(tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ def test_the_estimate_is_what_the_coder_takes(kind: str, step: float) -> None:
     assert float(fitted(x, step)) == pytest.approx(coded, rel=0.05)
 
 
+def test_coarser_steps_cost_less() -> None:
+    x, tails = source("laplace"), torch.zeros(1)
+    sizes = [float(bits_of(x, torch.full((1, 1), step), tails)) for step in (0.05, 0.1, 0.3, 1.0, 3.0)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def plain_bits(q: Tensor, moments: list[Tensor], tails: Tensor) -> Tensor:
     """The formula as the module says it, for autograd."""
     square, size = (

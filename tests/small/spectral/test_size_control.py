@@ -26,6 +26,16 @@ def test_the_target_is_reached() -> None:
     assert control.done == steps
 
 
+def test_the_line_falls_to_the_target_and_stays() -> None:
+    model = mlp()
+    spectral(model, transform="dct")
+    control = RateControl(model, 2.0, 100, settled=0.5)
+    lines = [control.line(step) for step in range(0, 101, 10)]
+    assert lines[0] == pytest.approx(10, abs=0.1)
+    assert lines == sorted(lines, reverse=True)
+    assert lines[5:] == pytest.approx([2.0] * 6)
+
+
 @pytest.mark.parametrize(("bits", "steps", "settled"), [(0, 10, 0.5), (99, 10, 0.5), (2, 0, 0.5), (2, 10, 0)])
 def test_what_cannot_be_is_refused(bits: float, steps: int, settled: float) -> None:
     model = mlp()

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.compress.schemes.rotation import rotate
 from birdie.compress.spectral.inverse import KINDS, cosines, invert
 from birdie.compress.spectral.transforms import Transform
+from birdie.compress.tensors import rows_columns
 from birdie.errors import ConfigError
 
 LENGTHS = st.sampled_from([1, 2, 3, 5, 7, 17])
@@ -61,6 +63,14 @@ def test_long_axes_are_undone_alike(transform: Transform, shape: tuple[int, ...]
     np.testing.assert_allclose(decoded, weight.numpy(), rtol=0, atol=1e-11)
 
 
+@settings(max_examples=25)
+@given(shape=SHAPES, kind=st.sampled_from(["dct", "hadamard"]), edge=st.integers(2, 20))
+def test_rotations_keep_lengths(shape: tuple[int, ...], kind: str, edge: int) -> None:
+    weight = noise(*shape)
+    coefficients = Transform(kind, edge).forward(weight)
+    torch.testing.assert_close(coefficients.square().sum(), weight.square().sum(), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 16, 64])
 def test_the_basis_is_the_cosines(size: int) -> None:
     k, i = np.arange(size)[:, None], np.arange(size)
@@ -74,6 +84,31 @@ def test_gradients(transform: Transform) -> None:
         weight = noise(*shape).requires_grad_()
         assert torch.autograd.gradcheck(transform.inverse, (weight,))
         assert torch.autograd.gradcheck(transform.forward, (weight,))
+
+
+def test_hadamard_is_the_rotation_of_files() -> None:
+    for shape in ((3, 16), (4, 130), (7,), (2, 5, 3)):
+        weight = noise(*shape)
+        columns = weight.numpy().reshape(rows_columns(shape)).T.copy()
+        rotate(columns, 0, back=False)
+        coefficients = Transform("hadamard").forward(weight).numpy().reshape(rows_columns(shape))
+        np.testing.assert_allclose(coefficients, columns.T, rtol=0, atol=1e-12)
+
+
+def test_kernels_alone_leave_channels_be() -> None:
+    weight = noise(4, 5, 3, 3)
+    coefficients = Transform(axes="kernel").forward(weight)
+    torch.testing.assert_close(coefficients[2, 3], Transform().forward(weight[2, 3]))
+    flat = noise(6, 7)
+    assert torch.equal(Transform(axes="kernel").forward(flat), flat)
+    assert [int(classes.max()) for classes in Transform(axes="kernel").classes((4, 5, 3, 3))] == [0, 0, 2, 2]
+
+
+def test_autocast_does_not_round_weights() -> None:
+    weight = noise(16, 24).float()
+    plain = Transform().forward(weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(Transform().forward(weight), plain)
 
 
 @pytest.mark.parametrize(

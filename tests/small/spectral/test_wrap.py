@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -135,6 +136,33 @@ def test_removing_leaves_plain_parameters_quantized_or_as_training_moved_them(na
     torch.testing.assert_close(remove(twin, rounded=False)(x), original, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", mostly_nightly(MODELS, SHAPES))
+def test_copies_and_state_dicts_carry_everything(name: str) -> None:
+    model, x = built(name)
+    model.train(False)
+    spectral(model, transform="dct", init_bits=5)
+    model(x)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.01)
+    changed = model(x).detach()
+    assert not torch.equal(twin(x), changed)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(twin(x), changed)
+    remove(twin)
+    assert torch.equal(model(x), changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), mostly_nightly(itertools.product(MODELS, (3.0, 10.0)), [("conv2d", 3.0), ("lstm", 10.0)])
+)
+def test_the_rate_starts_where_it_is_told_to(name: str, bits: float) -> None:
+    model, _ = built(name)
+    spectral(model, init_bits=bits, transform="dct")
+    assert float(quantization_loss(model).detach()) == pytest.approx(bits, abs=0.1)
+
+
 def test_the_loss_of_two_wrapped_halves_is_their_mean() -> None:
     torch.manual_seed(0)
     halves = [mlp(), mlp()]
@@ -142,6 +170,16 @@ def test_the_loss_of_two_wrapped_halves_is_their_mean() -> None:
         spectral(half, transform="dct", init_bits=bits)
     apart = sum(float(quantization_loss(half).detach()) for half in halves) / 2
     assert float(quantization_loss(nn.Sequential(*halves)).detach()) == pytest.approx(apart, rel=1e-5)
+
+
+def test_the_readmes_optimizer_line_runs_without_a_warning() -> None:
+    model = mlp()
+    q_net = spectral(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = torch.optim.Adam(list(model.parameters()) + list(q_net.parameters()))
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    assert {id(weight) for weight in q_net.network.parameters()} <= held
 
 
 def test_training_makes_it_small_and_the_network_takes_part() -> None:
@@ -152,6 +190,23 @@ def test_training_makes_it_small_and_the_network_takes_part() -> None:
     trained(model, 60, 0.1, list(q_net.parameters()))
     assert float(quantization_loss(model).detach()) < 6
     assert all(not torch.equal(one, two) for one, two in zip(originals, q_net.network.parameters(), strict=True))
+
+
+def test_tied_weights_stay_one_parametrization() -> None:
+    model, x = built("tied")
+    count = len(list(model.parameters()))
+    q_net = spectral(model, transform="dct")
+    assert len(list(model.parameters())) == count + len(list(q_net.network.parameters()))
+    first, second = wrapped(model)
+    assert first.weight is second.weight
+    assert first.original is second.original
+    twin = copy.deepcopy(model)
+    first, second = wrapped(twin)
+    assert first.original is second.original
+    model(x).sum().backward()
+    assert isinstance(model, Tied)
+    remove(model)
+    assert model.head.weight is model.embedding.weight
 
 
 @pytest.mark.parametrize("rounding", ["straight", "noise", "leaky"])
@@ -165,6 +220,30 @@ def test_evaluation_is_the_same_whatever_training_sees(rounding: str) -> None:
     for layer in wrapped(model):
         scale = layer.weight.spread(layer.weight.steps()[0])
         assert torch.equal(getattr(layer.module, layer.attribute), layer.weight.symbols(layer.original) * scale)
+
+
+def test_zeros_and_constants_are_wrapped_like_anything() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    with torch.no_grad():
+        model[0].weight.zero_()  # type: ignore[operator]
+        model[1].weight.fill_(0.5)  # type: ignore[operator]
+    spectral(model, transform="dct")
+    out = model(torch.randn(4, 32))
+    assert bool(torch.isfinite(out).all())
+    (out.sum() + quantization_loss(model)).backward()
+    assert all(bool(torch.isfinite(w.grad).all()) for w in model.parameters() if w.grad is not None)
+
+
+def test_automatically_smooth_kernels_take_a_transform_and_noise_takes_none() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 5), nn.Conv2d(16, 16, 5), nn.Linear(32, 32))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_()
+        model[0].weight.copy_(torch.randn(16, 8, 1, 1).expand(16, 8, 5, 5) + 0.1 * torch.randn(16, 8, 5, 5))  # type: ignore[operator]
+    spectral(model)
+    kinds = [(layer.weight.transform.kind, layer.weight.transform.axes) for layer in wrapped(model)]
+    assert kinds == [("dct", "kernel"), ("identity", "all"), ("identity", "all")]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
