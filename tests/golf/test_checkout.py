@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -148,6 +149,14 @@ def test_the_lines_come_in_the_challenge_order(logged: tuple[Path, list[str]]) -
     assert position == len(lines), f"lines follow the last one: {lines[position:]}"
 
 
+def test_the_log_holds_the_source_and_every_line(logged: tuple[Path, list[str]]) -> None:
+    folder, lines = logged
+    log = (folder / "logs" / "tiny.txt").read_text()
+    assert "class GPT(nn.Module)" in log
+    assert "Running PyTorch" in log
+    assert all(line in log for line in lines[1:])
+
+
 def field(pattern: str, lines: list[str], start: str) -> str:
     """Return the group of `pattern` in the first line that begins with `start`."""
     match = re.search(pattern, next(line for line in lines if line.startswith(start)))
@@ -214,6 +223,19 @@ def test_an_artifact_is_scored_alone_as_after_training(logged: tuple[Path, list[
     assert "step:" not in scored
     code, _, err = play(EVAL_ONLY_PATH="nothing.birdie")
     assert (code, "nothing.birdie" in err) == (1, True)
+
+
+def test_weights_are_exported_again_without_training(
+    logged: tuple[Path, list[str]], play: Play, tmp_path: Path
+) -> None:
+    shutil.copytree(logged[0] / "runs" / "tiny", tmp_path / "runs" / "again")
+    code, out, err = play(RUN_ID="again", RESTORE="1", INT4_STEP="16")
+    assert code == 0, err
+    trained = "\n".join(logged[1])
+    assert exact(out)["final_birdie_roundtrip_exact"] != exact(trained)["final_birdie_roundtrip_exact"]
+    (step,) = [line for line in out.splitlines() if line.startswith("step:6/6")]
+    assert step in logged[1]
+    assert "warmup_step" not in out
 
 
 @pytest.mark.parametrize(

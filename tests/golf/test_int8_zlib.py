@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from birdie.checkpoints.int8_export import dequantize
-from birdie.errors import WeightsError
+from birdie.errors import ConfigError, WeightsError
 from birdie.golf.int8_zlib import pack, unpack
 
 LIMIT = 1 << 26
@@ -45,6 +45,21 @@ def test_rows_are_within_half_a_step_and_the_rest_is_kept() -> None:
     assert torch.equal(decoded["blocks.0.attn_scale"], weights["blocks.0.attn_scale"].float())
     assert torch.equal(decoded["count"], weights["count"])
     assert decoded["blocks.3.w"].dtype == torch.bfloat16
+
+
+def test_the_floor_of_the_scale_is_one_over_127() -> None:
+    """Rows far below one are rounded in steps of 1/127: a quirk of the original that scores depend on."""
+    weights = {"w": torch.full((300, 256), 0.003)}
+    assert not unpack(pack(weights).blob, LIMIT)["w"].any()
+
+
+def test_int4_step_rounds_only_the_layers_listed() -> None:
+    content = opened(pack(state(), int4_layers=[3], int4_step=4).blob)
+    touched, other = content["quantized"]["blocks.3.w"].int(), content["quantized"]["blocks.0.w"].int()
+    assert bool((((touched % 4) == 0) | (touched.abs() == 127)).all())
+    assert bool((other % 4 != 0).any())
+    with pytest.raises(ConfigError, match="INT4_STEP=0"):
+        pack(state(), int4_step=0)
 
 
 def test_hostile_exports_are_refused() -> None:

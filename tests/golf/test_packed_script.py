@@ -20,14 +20,18 @@ from birdie.errors import DataError
 from birdie.golf import packed_script as packing
 from birdie.golf import script_main
 from birdie.golf.packed_script import (
+    FIRST,
     MAX_SOURCES,
     Kind,
     PackedScript,
     changed_settings,
+    fixed_variables,
+    is_packed,
     pack,
     sources_of,
 )
 from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.recipe_registry import shipped_recipes
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score.settings import EvaluationSettings
 from birdie.standalone.code_size import PACKAGE, source_files
@@ -103,6 +107,13 @@ def test_every_module_that_is_imported_is_in_the_file(packed: PackedScript, kind
         assert ast.get_docstring(ast.parse(text)) is None
 
 
+def test_the_sources_are_read_without_running_anything(packed: PackedScript) -> None:
+    assert is_packed(packed.script)
+    sources = sources_of(packed.script)
+    assert "def start(" in sources.pop(FIRST)
+    assert sources == packed.sources
+
+
 @pytest.mark.nightly
 def test_the_same_birdie_gives_the_same_bytes(packed: PackedScript, kind: Kind, tmp_path: Path) -> None:
     """Without the modules that an earlier packing has left in the cache folder, or with damaged ones, too."""
@@ -142,6 +153,13 @@ def test_a_script_has_the_module_of_a_feature_that_the_recipe_asks_for(
     ]
     plain, more = ({file.relative_to(PACKAGE.parent).as_posix() for file in files} for files in sources)
     assert module in more - plain
+
+
+def test_the_settings_in_a_script_are_those_of_the_recipe() -> None:
+    for known in shipped_recipes():
+        if known.about.runs is None:
+            recipe = known.recipe()
+            assert Recipe.from_dict(changed_settings(recipe)) == recipe
 
 
 @pytest.mark.parametrize(
@@ -219,6 +237,13 @@ def test_a_script_exports_the_run_of_birdie_train(data: Path, tmp_path: Path, mo
     monkeypatch.setenv("RESTORE", "1")
     script_main.main(tmp_path / "train_gpt.py", tmp_path / "none", changed_settings(recipe), "")
     assert (tmp_path / "runs" / "again" / "model.birdie").read_bytes() == written
+
+
+def test_a_variable_of_a_setting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of a script are those it was packed with: a variable that did nothing would be a silent error."""
+    monkeypatch.setenv("MODEL_DIM", "31")
+    with pytest.raises(SystemExit, match=r"^error: MODEL_DIM is set, and this script has its settings; unset it"):
+        script_main.main(tmp_path / "train_gpt.py", tmp_path, {}, " ".join(fixed_variables()))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

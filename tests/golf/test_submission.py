@@ -1,7 +1,9 @@
 """A submission folder: one run a seed, resumable, honest about its bytes, complete or not there at all."""
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from birdie.cli import build_app
 from birdie.cli.console import run as run_command
-from birdie.errors import BudgetError, ConfigError, DataError, OutputError
+from birdie.errors import BudgetError, ConfigError, DataError, OutputError, WeightsError
 from birdie.golf import submission
 from birdie.golf.audit.folder_audit import audit
 from birdie.golf.audit.rules import RULES
@@ -19,7 +21,7 @@ from birdie.golf.packed_script import Kind, PackedScript, pack
 from birdie.golf.submission import Submission, SubmissionAbout, submit
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
-from birdie.lab.run_ledger import read_run
+from birdie.lab.run_ledger import find_runs, read_run
 from tests.golf.scripts import start
 from tests.gpt.run.test_run_folder import tiny_recipe
 
@@ -143,6 +145,42 @@ def test_ctrl_c_reaches_the_run_and_the_next_call_begins_it_again(make: Submit, 
     assert len((tmp_path / "sub" / "train_seed3.log").read_text().splitlines()) == 1
 
 
+def test_a_run_that_fails_is_one_sentence(make: Submit, tmp_path: Path) -> None:
+    (tmp_path / "sub.work").mkdir()
+    (tmp_path / "sub.work" / "work.json").touch()
+    (tmp_path / "sub.work" / "fail").touch()
+    with pytest.raises(ConfigError, match="seed 3 did not finish: no space left on device; the same command"):
+        make()
+    assert not (tmp_path / "sub").exists()
+    (tmp_path / "sub.work" / "fail").unlink()
+    make(dataclasses.replace(RECIPE, device="cpu"))  # nothing had been trained, so settings may change
+
+
+def test_a_full_disk_leaves_the_folder_as_it_was(make: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(seeds=(1,))
+    names = files(tmp_path / "sub")
+    real = shutil.copyfile
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == "train_seed2.log":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OutputError, match="no space left on device; nothing was changed"):
+        make(seeds=(1, 2))
+    assert files(tmp_path / "sub") == names
+    assert files(tmp_path) == {"sub", "sub.work"}
+
+
+def test_other_settings_are_refused_by_name(make: Submit) -> None:
+    make(seeds=(1,))
+    with pytest.raises(ConfigError, match=r"recipe\.device is 'cpu' and was 'auto'.*--from"):
+        make(dataclasses.replace(RECIPE, device="cpu"), seeds=(1,))
+    with pytest.raises(ConfigError, match=r"cap is 50000 and was 16000000"):
+        make(seeds=(1,), cap=50_000)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -169,6 +207,24 @@ def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path) -> 
         make(overwrite=False)
     assert not (tmp_path / "sub.work").exists()
     assert files(tmp_path / "sub") == {"thesis.txt"}
+
+
+def test_runs_must_differ_in_the_seed_alone(make: Submit, tmp_path: Path) -> None:
+    for seed, steps in ((1, 5), (2, 5), (3, 6)):
+        run = tmp_path / "runs" / f"seed{seed}"
+        run.mkdir(parents=True)
+        (run / "recipe.toml").write_text(f"[train]\nseed = {seed}\niterations = {steps}\n")
+    with pytest.raises(WeightsError, match=r"seed1 has no float weights .* the run is begun"):
+        make(runs=list(find_runs(tmp_path / "runs")))
+    for run in (tmp_path / "runs").iterdir():
+        (run / "float.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"train\.iterations is 5 in .*seed1 and 6 in .*seed3"):
+        make(runs=list(find_runs(tmp_path / "runs")))
+    shutil.rmtree(tmp_path / "runs" / "seed3")
+    with pytest.raises(ConfigError, match=r"train\.iterations is 20000, and the runs were trained with 5"):
+        make(runs=list(find_runs(tmp_path / "runs")))
+    with pytest.raises(DataError, match="holds no runs"):
+        list(find_runs(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(

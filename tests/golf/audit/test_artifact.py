@@ -8,14 +8,15 @@ import pytest
 from birdie.errors import DataError
 from birdie.golf.audit import rules
 from birdie.golf.audit.folder_audit import audit
-from birdie.golf.audit.rules import BYTES, OVERLAP, RUNS, VALIDATION, Finding, Result
+from birdie.golf.audit.rules import BYTES, CAUSAL, OVERLAP, RUNS, VALIDATION, Finding, Result
 from birdie.golf.audit.shipped import STAT_BYTES, Shipped, check_size, listed_bytes, script_and_model, shipped
 from birdie.gpt.data.shards import read_shard, write_shard
-from birdie.gpt.data.tokenizer import train_caseops
+from birdie.gpt.data.tokenizer import train_caseops, train_sentencepiece
 from birdie.gpt.run.recipe_settings import DataSettings
 from birdie.lab.logs import TrainingLog, parse_log
 from tests.golf.audit.audited_logs import baseline
 from tests.golf.audit.submissions import ROOT, save_artifact
+from tests.golf.scripts import script_of
 
 
 def test_copied_documents_fail(run_folder: Path, data: Path, tmp_path: Path) -> None:
@@ -30,6 +31,13 @@ def test_copied_documents_fail(run_folder: Path, data: Path, tmp_path: Path) -> 
         audit(run_folder / "model.birdie", data=str(tmp_path / "none.bin"))
 
 
+def test_an_artifact_without_its_text_is_probed(tmp_path: Path) -> None:
+    text = DataSettings(path=str(tmp_path / "none"), tokenizer="bytes")
+    report = audit(save_artifact(tmp_path / "model.birdie", text), tokens=8)
+    assert (report.result(BYTES), report.result(CAUSAL)) == ("unknown", "pass")
+    assert any("--data" in finding.evidence for finding in report.of(BYTES))
+
+
 def test_a_damaged_artifact_fails(run_folder: Path, tmp_path: Path) -> None:
     blob = bytearray((run_folder / "model.birdie").read_bytes())
     blob[len(blob) // 2] ^= 0xFF
@@ -42,6 +50,13 @@ def test_a_recipe_that_trains_on_validation_fails(run_folder: Path, data: Path, 
     text = DataSettings(train=val, val=val, tokenizer="bytes")
     assert audit(save_artifact(tmp_path / "model.birdie", text), tokens=8).result(VALIDATION) == "fail"
     assert audit(run_folder / "model.birdie", tokens=8).result(VALIDATION) == "unknown"
+
+
+def test_another_tokenizer_than_that_of_training_fails(run_folder: Path, tmp_path: Path) -> None:
+    vocabulary = train_sentencepiece(["some words to learn from, and more of them"] * 30, 300)
+    (tmp_path / "other.model").write_bytes(vocabulary.model_bytes)
+    report = audit(run_folder / "model.birdie", tokenizer=str(tmp_path / "other.model"), tokens=8)
+    assert report.result(BYTES) == "fail"
 
 
 def test_shards_that_may_not_be_those_of_training_prove_nothing(data: Path, tmp_path: Path) -> None:
@@ -143,3 +158,16 @@ def test_what_is_read_without_opening_a_file_counts(tmp_path: Path) -> None:
     assert listed_bytes(folder) == expected
     (tmp_path / "link").symlink_to(folder)
     assert listed_bytes(tmp_path / "link") == expected
+
+
+def test_birdies_sources_count_where_the_script_loads_them(tmp_path: Path) -> None:
+    folder = ships(tmp_path, train_gpt__py="from birdie.artifact.container import Reader\n")
+    assert folder.package_bytes > 10_000
+    assert folder.code_bytes == folder.package_bytes + (tmp_path / "train_gpt.py").stat().st_size
+
+
+def test_files_that_modules_of_a_packed_script_read_ship(tmp_path: Path) -> None:
+    helper = 'source = open("kernel.cu").read()\n'
+    folder = ships(tmp_path, train_gpt__py=script_of(["pass", "a.py", "x = 1", "b.py", helper]), kernel__cu="int x;")
+    assert [path.name for path in folder.code] == ["kernel.cu", "train_gpt.py"]
+    assert folder.code_bytes == sum(path.stat().st_size for path in folder.code)

@@ -20,16 +20,18 @@ from birdie.golf.audit.byte_counts import (
     check_counts,
     check_table,
     pieces_of,
+    table_mistakes,
 )
 from birdie.golf.audit.overlap import MIN_TOKENS, check_overlap, copies
 from birdie.gpt.data.byte_accounting import ByteTable
-from birdie.gpt.data.shards import write_shard
+from birdie.gpt.data.shards import read_shard, write_shard
 from birdie.gpt.data.tokenizer import (
     SPACE,
     ByteTokenizer,
     CaseOpsTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    load_tokenizer,
     train_caseops,
     train_sentencepiece,
 )
@@ -51,6 +53,11 @@ def bpe() -> SentencePieceTokenizer:
 @cache
 def capitals() -> CaseOpsTokenizer:
     return train_caseops(words(60), 420)
+
+
+@cache
+def spaceless() -> SentencePieceTokenizer:
+    return train_sentencepiece(["abcdefg hijk".replace(" ", "")] * 50, 280)
 
 
 def stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
@@ -147,6 +154,55 @@ def test_a_right_table_and_count_pass_and_errors_that_cancel_do_not(make: type[T
     assert "2 of 7 documents differ, document 2 first" in finding.evidence
 
 
+def test_a_vocabulary_without_a_lone_space() -> None:
+    """parameter-golf#897: a space becomes three byte pieces, each of which counts as a byte."""
+    tokenizer = spaceless()
+    assert not pieces_of(tokenizer).has_lone_space
+    tokens = stream(tokenizer, ["abc def ghi"])
+    finding = check_counts(tokenizer, tokens)
+    assert finding.result == "fail"
+    assert "15 bytes and the decoded text has 11 (+4" in finding.evidence
+    assert "no piece for a lone space" in finding.evidence
+    size = tokenizer.vocab_size
+    table = ByteTable(np.zeros(size, np.int16), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+    assert any("no piece for a lone space" in mistake for mistake in table_mistakes(table, tokenizer))
+
+
+class Lowering(SentencePieceTokenizer):
+    """A tokenizer that loses capitals, and counts what is left."""
+
+    def encode_batch(self, texts: object, threads: int = 1) -> list[np.ndarray]:
+        return super().encode_batch([text.lower() for text in texts], threads)  # type: ignore[attr-defined]
+
+
+def test_a_normalization_that_loses_text() -> None:
+    tokenizer = Lowering(bpe().model_bytes)
+    (mistake,) = table_mistakes(tokenizer.byte_table(), tokenizer)
+    assert "normalization loses text" in mistake
+    assert "Hello WORLD" in mistake
+
+
+@pytest.mark.nightly
+def test_real_shards_are_right(shared_data: Path) -> None:
+    for shard, model in (
+        ("fineweb_val_head_sp1024.bin", "fineweb_1024_bpe.model"),
+        ("fineweb_train_000000_smoke_sp4096.bin", "fineweb_4096_bpe.coder2011.model"),
+    ):
+        tokenizer = load_tokenizer(shared_data / "tokenizers" / model)
+        tokens = read_shard(shared_data / "text" / "fineweb" / shard)
+        assert check_counts(tokenizer, tokens).result == "pass"
+        assert check_table(tokenizer.byte_table(), tokenizer)[0].result == "pass"
+
+
+def test_a_space_counted_twice_in_real_text(shared_data: Path) -> None:
+    """The error of parameter-golf#1545 was estimated at 15 to 20 %."""
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "fineweb_1024_bpe.model")
+    tokens = read_shard(shared_data / "text" / "fineweb" / "fineweb_val_head_sp1024.bin")
+    table = changed(tokenizer.byte_table(), pieces_of(tokenizer), "space twice")
+    finding = check_counts(tokenizer, tokens, table)
+    assert (finding.result, "+16.72%" in finding.evidence) == ("fail", True)
+
+
 BOS = 1
 DOCUMENTS = st.lists(st.lists(st.integers(2, 9), min_size=0, max_size=40), min_size=1, max_size=12)
 
@@ -186,3 +242,15 @@ def test_one_copy_among_few_documents_fails_and_among_many_is_unknown(tmp_path: 
     assert "none of 12 validation documents is among 2 training documents in 1 shard" in clean.evidence
     stream = check_overlap(train, np.array([BOS, *many[7]], np.uint16), BOS)
     assert "document 1 of the training text, in x_train_000000.bin" in stream.evidence
+
+
+def test_shards_without_bos_are_unknown(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a_train_0.bin", np.full(100, 7))
+    assert check_overlap([tmp_path / "a_train_0.bin"], np.array([BOS], np.uint16), BOS).result == "unknown"
+
+
+def test_real_splits_do_not_overlap(shared_data: Path) -> None:
+    text = shared_data / "text" / "fineweb"
+    train, val = text / "fineweb_train_000000_smoke_sp1024.bin", text / "fineweb_val_head_sp1024.bin"
+    assert check_overlap([train], [val], BOS).result == "pass"
+    assert check_overlap([train, val], [val], BOS).result == "fail"

@@ -65,6 +65,12 @@ def test_size() -> None:
         assert (combined_result, figure in findings[0].evidence) == (result, True), findings
 
 
+def test_a_part_of_the_split_proves_nothing() -> None:
+    part = baseline().replace("tokens:62021632", "tokens:12021632")
+    assert checked(part, rules.COVERAGE)[0] == "unknown"
+    assert checked(part, rules.BYTES)[0] == "unknown"
+
+
 def test_bytes_follow_from_nats_bits_and_targets() -> None:
     """The total of parameter-golf#1143 was 4.13 % too many; a leading space counted twice (#1545) is 15 to 20 %."""
     score = parse_log(baseline(), "log").final
@@ -77,6 +83,21 @@ def test_bytes_follow_from_nats_bits_and_targets() -> None:
         assert result == "fail"
         assert f"too good by {(total * share / TEXT_BYTES - 1):.2%}" in findings[0].evidence
     assert checked(baseline(bpb=score.bpb * 1.001), rules.BYTES)[0] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("targets", "loss", "bpb"),
+    [
+        (62_021_632, 1.91389421, 1.13351895),  # openai/parameter-golf, 11L_Int6_MLP3x_WD04_SmearBigram2k, seed 42
+        (40_540_160, 2.77383724, 1.07383884),  # a rerun of parameter-golf#1727
+        (47_851_520, 2.32093140, 1.06057508),  # CaseOps, in the line of #2018
+        (47_853_343, 2.31538446, 1.05803761),  # CaseOps, in the line of #2014
+    ],
+)
+def test_published_scores_were_divided_by_the_bytes_of_the_split(targets: int, loss: float, bpb: float) -> None:
+    assert scored_bytes(targets, loss, bpb) == pytest.approx(TEXT_BYTES, rel=1e-4)
+    log = f"val_loader:x tokens:{targets}\nfinal_exact val_loss:{loss} val_bpb:{bpb} eval_time:591446ms\n"
+    assert checked(log, rules.BYTES)[0] == "pass"
 
 
 @pytest.mark.parametrize(
