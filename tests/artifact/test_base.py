@@ -15,17 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import birdie
-from benchmarks.subjects import tiny_subject
 from birdie.artifact import container
 from birdie.artifact.options import Limits
 from birdie.artifact.safetensors_export import to_safetensors
 from birdie.cli import main
 from birdie.compress import row_blocks
-from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.state import ModelState
 from birdie.compress.tensors import FORMATS
 from birdie.delta.delta_coding import digest
-from birdie.delta.delta_job import Delta
 from birdie.errors import ArtifactError, ConfigError
 
 State = dict[str, Tensor]
@@ -104,16 +100,6 @@ def test_every_dtype_and_bit_pattern_comes_back(seed: int, dtype: torch.dtype, s
     assert bits(birdie.load(file.getvalue(), base=base)) == bits(state)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 1e-40])
-def test_special_values_come_back(value: float, tmp_path: Path) -> None:
-    base = checkpoint()
-    later = trained(base)
-    later["matrix"][3, 5] = value
-    base["matrix"][7, 1] = value
-    birdie.save(later, tmp_path / "x.birdie", lossless=True, base=base)
-    assert bits(birdie.load(tmp_path / "x.birdie", base=base)) == bits(later)
-
-
 def test_names_may_have_a_prefix_and_others_may_be_new_missing_tied_or_of_another_shape(tmp_path: Path) -> None:
     base = checkpoint()
     later = trained(base)
@@ -152,28 +138,6 @@ def test_large_tensors_are_differences_of_their_blocks(monkeypatch: pytest.Monke
     assert bits(birdie.load(tmp_path / "x.birdie", base=tmp_path / "base.safetensors")) == bits(later)
     to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", Limits(base=base))
     assert bits(load_file(tmp_path / "x.safetensors")) == bits(later)
-
-
-def test_near_differences_of_large_tensors_are_read_block_by_block(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(row_blocks, "LARGE", 1 << 10)
-    monkeypatch.setattr(row_blocks, "_BLOCK", 1 << 9)
-    base = {"matrix": torch.randn(300, 24)}
-    later = {"matrix": base["matrix"] + 0.01 * torch.randn(300, 24)}
-    most, values = [0], Delta.values
-
-    def measured(self: Delta, rows: slice = slice(None)) -> Tensor:
-        some = values(self, rows)
-        most.append(some.numel())
-        return some
-
-    monkeypatch.setattr(Delta, "values", measured)
-    for target in ({"bits": 3.0}, {"scheme": "int8"}):
-        birdie.save(later, tmp_path / "x.birdie", base=base, **target)
-        back = birdie.load(tmp_path / "x.birdie", base=base)
-        assert float((back["matrix"] - later["matrix"]).std()) < 0.004
-    assert 0 < max(most) < 300 * 24
 
 
 def test_a_module_takes_differences_to_itself(tmp_path: Path) -> None:
@@ -337,16 +301,6 @@ def test_a_difference_is_nearer_than_the_tensor_alone_at_the_same_size(
         birdie.load(tmp_path / "near")
 
 
-def test_a_quality_is_met_with_fewer_bytes(pair: Pair, tmp_path: Path) -> None:
-    base, model, batches = pair
-    known = birdie.calibrate(model, batches, nats)
-    alone = birdie.save(model, tmp_path / "alone", calibration=known, quality=0.01)
-    near = birdie.save(model, tmp_path / "near", base=base, calibration=known, quality=0.01, tune=0.5)
-    assert near.error is not None
-    assert near.error <= 0.01
-    assert near.bytes < 0.8 * alone.bytes
-
-
 def test_what_did_not_change_takes_no_bytes_in_a_lossy_file_either(tmp_path: Path) -> None:
     base = {f"layers.{index}.weight": torch.randn(64, 64) for index in range(6)} | {"norm": torch.rand(64) + 1}
     state = {**base, "layers.0.weight": base["layers.0.weight"] + 0.01 * torch.randn(64, 64)}
@@ -397,34 +351,6 @@ def test_the_command_stores_a_near_difference(tmp_path: Path, capsys: pytest.Cap
         for name in base
     ]
     assert max(error) < 0.1
-
-
-def test_a_calibration_that_sorted_units_gives_back_their_order() -> None:
-    subject = tiny_subject()
-    triple = subject.module, subject.calibration, subject.loss
-    plain, known = (CalibrationResult.of(subject.state, triple, symmetries=sort) for sort in (False, True))
-    assert any(not torch.equal(known.state[name], tensor) for name, tensor in subject.state.items())
-    back = known.unsorted(ModelState.of(subject.state))
-    assert all(torch.equal(back.state[name], tensor) for name, tensor in subject.state.items())
-    for name, expected in plain.sensitivities.items():
-        for part in ("hessian", "row_fisher", "output"):
-            ours, theirs = getattr(back.sensitivities[name], part), getattr(expected, part)
-            assert (ours is None) == (theirs is None)
-            assert ours is None or torch.allclose(ours, theirs, rtol=1e-4, atol=1e-9)
-
-
-def test_a_sorted_calibration_costs_nothing_given_a_base(tmp_path: Path) -> None:
-    subject = tiny_subject()
-    matrices = {name: tensor for name, tensor in subject.state.items() if tensor.numel() > 1000}
-    base = {name: tensor + 0.01 * torch.randn(tensor.shape) * tensor.std() for name, tensor in matrices.items()}
-    triple = subject.module, subject.calibration, subject.loss
-    sizes = []
-    for sort in (False, True):
-        known = CalibrationResult.of(subject.state, triple, symmetries=sort)
-        sizes.append(birdie.save(subject.state, tmp_path / "x", base=base, bits=1.0, calibration=known).bytes)
-        back = birdie.load(tmp_path / "x", base=base)
-        assert all(float((back[name] - base[name]).std()) < 0.1 * float(base[name].std()) for name in base)
-    assert sizes[1] == pytest.approx(sizes[0], abs=64)
 
 
 def test_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:

@@ -99,17 +99,6 @@ def test_a_long_vector_is_cut_where_its_numbers_are_kept(settings: dict[str, Any
     assert torch.equal(loaded, vector) if settings.get("lossless") else torch.allclose(loaded, vector, rtol=0.01)
 
 
-def test_blocks_take_hardly_more_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = trellis.CHUNK // 256
-    large = torch.randn(600, columns, generator=torch.Generator().manual_seed(0)).bfloat16()
-    sizes = []
-    for block in (1 << 24, 256 * columns):
-        monkeypatch.setattr(row_blocks, "LARGE", block)
-        monkeypatch.setattr(row_blocks, "_BLOCK", block)
-        sizes.append(birdie.save({"large": large}, tmp_path / "x.birdie", scheme="int4", effort="max").bytes)
-    assert sizes[0] < sizes[1] < 1.002 * sizes[0]
-
-
 @pytest.mark.usefixtures("small_blocks")
 def test_a_module_loads_lazily(tmp_path: Path) -> None:
     module = nn.Linear(COLUMNS, 600, bias=False)

@@ -13,12 +13,11 @@ from torch.optim.swa_utils import AveragedModel
 import birdie
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
-from birdie.compress.calibration.calibration_file import StoredFactors
-from birdie.compress.calibration.held_out import HeldOut, mapped_copy
-from birdie.compress.calibration.offload import calibrate_offloaded, groups_of
+from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.offload import calibrate_offloaded
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.scheme import BlockDiagonal, Sensitivity
-from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.trellis.feedback import BlockFeedback, Feedback
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.distributed import World
 from tests.compress.calibration.block_models import Bank, Case, chain, gpt, project, seeded, vectors
@@ -89,22 +88,6 @@ def test_files_are_those_of_a_complete_calibration(
     assert {path.name for path in tmp_path.iterdir()} == set(names)
 
 
-def test_factors_are_computed_once_for_several_files(
-    both: tuple[Case, CalibrationResult, CalibrationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, _, result = both
-    first = birdie.save(case.module, tmp_path / "a", calibration=result, bits=4)
-
-    def of_assumed(sensitivity: Sensitivity, *shape: int, output: bool) -> Feedback:
-        assert not sensitivity.samples
-        return feedback(sensitivity, *shape, output=output)
-
-    monkeypatch.setattr("birdie.compress.rate.jobs.feedback", of_assumed)
-    again = birdie.save(case.module, tmp_path / "b", calibration=result, bits=4)
-    assert again.bytes == first.bytes
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_temporary_files_live_as_long_as_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     result = birdie.calibrate(*chain(), offload=True)
@@ -161,21 +144,6 @@ class Tied(nn.Module):
         return out
 
 
-def test_a_mapped_copy_is_a_copy(tmp_path: Path) -> None:
-    module = Tied()
-    copied = mapped_copy(module, tmp_path / "weights")
-    assert isinstance(copied, Tied)
-    state, originals = copied.state_dict(), {name: weight.clone() for name, weight in module.state_dict().items()}
-    assert all(torch.equal(state[name], weight) for name, weight in originals.items())
-    assert copied.second.weight is copied.first.weight
-    assert not copied.second.bias.requires_grad
-    assert copied.first.weight.requires_grad
-    for weight in state.values():
-        weight.zero_()
-    assert all(torch.equal(weight, originals[name]) for name, weight in module.state_dict().items())
-    assert not any((tmp_path / "weights").read_bytes())
-
-
 def test_a_mapped_module_has_the_divergence_of_one_in_memory(tmp_path: Path) -> None:
     module, batches, loss = small_gpt()
     mapped = HeldOut(module, batches, loss, file=tmp_path / "weights")
@@ -191,42 +159,6 @@ def arrays(factors: Feedback) -> list[Any]:
     blocks = columns.blocks if isinstance(columns, BlockFeedback) else ()
     dense = [part for block in blocks for part in block]
     return [factors.order, factors.rows, factors.column_weight, factors.row_weight, *dense]
-
-
-@pytest.mark.parametrize("kind", ["hessian", "blocks", "none"])
-def test_stored_factors_are_the_factors(kind: str, tmp_path: Path) -> None:
-    x, g = seeded(200, 12), seeded(200, 40, seed=1)
-    hessian = x.T @ x / 200 if kind == "hessian" else None
-    blocks = torch.stack([x[:, :6].T @ x[:, :6], x[:, 6:].T @ x[:, 6:]]) / 200
-    columns = torch.arange(12).view(2, 6)
-    known = Sensitivity(
-        hessian,
-        (g**2).sum(0),
-        g.T @ g,
-        blocks=BlockDiagonal(columns, blocks) if kind == "blocks" else None,
-    )
-    factors, stored = feedback(known, 40, 12), StoredFactors(tmp_path, {"w": 3, "v": 5})
-    assert "w" not in stored
-    stored["w"] = factors
-    assert list(stored) == ["w"]
-    assert type(stored["w"].columns) is type(factors.columns)
-    for ours, theirs in zip(arrays(stored["w"]), arrays(factors), strict=True):
-        assert (ours == theirs).all()
-    del stored["w"]
-    assert len(stored) == 0
-    with pytest.raises(KeyError):
-        stored["w"]
-
-
-def test_symmetries_are_sorted_in_groups_that_share_no_tensor() -> None:
-    def symmetry(*names: str) -> tuple[tuple[Any, ...], ...]:
-        return tuple((name, 0, 1) for name in names)
-
-    symmetries = [symmetry("a", "b"), symmetry("c"), symmetry("d", "e"), symmetry("b", "c"), symmetry("f")]
-    groups = groups_of(symmetries)
-    assert sorted(map(len, groups)) == [1, 1, 3]
-    joined = next(group for group in groups if len(group) == 3)
-    assert joined == [symmetries[0], symmetries[1], symmetries[3]]
 
 
 GPTQ = "gptq:bits=4,clip_sigmas=6"

@@ -273,13 +273,6 @@ def test_entries_that_refer_to_wrong_ones_are_refused_when_the_file_is_opened(
         read(tmp_path / "x.birdie")
 
 
-def test_a_tensor_in_blocks_may_have_an_alias(tmp_path: Path) -> None:
-    tied = [*HIDDEN["a block"][:2], Entry("x", 0, 1, (2, 3), target="w", kind=ALIAS)]
-    container.write(tmp_path / "x.birdie", tied)
-    loaded = load(tmp_path / "x.birdie")
-    assert loaded["x"] is loaded["w"]
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("by_position", [True, False])
 def test_threads_and_processes_may_share_a_reader(

@@ -82,15 +82,6 @@ def test_lazy_loading_codes_other_coders_anew(interpreted: dict[str, dict[str, A
     assert interpreted["context mixing"] == {"same": True, "compressed": compressed, "kernels": 2}
 
 
-def test_damage_of_several_tensors_is_found_in_one_wait(tmp_path: Path) -> None:
-    path = tmp_path / "model.birdie"
-    birdie.save({"w": torch.ones(3)}, path)
-    with DeviceFile(path, registry.decoder, CPU) as file:
-        file._sound = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.tensor([0, 1], dtype=torch.uint8)}
-        with pytest.raises(ArtifactError, match=r"'b' of .*model"):
-            file.decode_all()
-
-
 def test_the_device_is_that_of_the_call_or_the_only_one_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert target_of("cuda", None) == torch.device("cuda", 3)
@@ -121,3 +112,12 @@ def test_without_kernels_tensors_are_decoded_on_the_cpu_and_moved(
     assert {"device": "cuda:0", "dtype": None} in moved
     assert torch.equal(state["w"], birdie.load(path)["w"])
     assert "decoded on the CPU" in caplog.text
+
+
+def test_damage_of_several_tensors_is_found_in_one_wait(tmp_path: Path) -> None:
+    path = tmp_path / "model.birdie"
+    birdie.save({"w": torch.ones(3)}, path)
+    with DeviceFile(path, registry.decoder, CPU) as file:
+        file._sound = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.tensor([0, 1], dtype=torch.uint8)}
+        with pytest.raises(ArtifactError, match=r"'b' of .*model"):
+            file.decode_all()

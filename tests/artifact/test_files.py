@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -85,12 +84,6 @@ def test_tied_tensors_stay_tied_and_cost_nothing(tmp_path: Path) -> None:
     assert torch.equal(
         decode_tensor(tmp_path / "x.birdie", "tok_emb.weight"), decode_tensor(tmp_path / "x.birdie", "lm_head.weight")
     )
-
-
-def test_a_tied_tensor_can_be_named_by_either_name(tmp_path: Path) -> None:
-    for pattern in ("tok_emb.*", "lm_head.*"):
-        birdie.save(small_model(), tmp_path / "x.birdie", scheme=[(pattern, "lossless")])
-        assert torch.equal(birdie.load(tmp_path / "x.birdie")["tok_emb.weight"], small_model()["tok_emb.weight"])
 
 
 def test_overlapping_views_that_differ_are_not_ties(tmp_path: Path) -> None:
@@ -214,12 +207,6 @@ def test_paths_that_no_file_can_have_are_refused(path: Any) -> None:
             use()
 
 
-def test_whole_numbers_of_any_kind_are_budgets(tmp_path: Path) -> None:
-    state: dict[str, torch.Tensor] = {"steps": torch.arange(5)}
-    summary = birdie.save(state, tmp_path / "x.birdie", budget=np.int64(900))  # type: ignore[arg-type]
-    assert summary.budget == birdie.inspect(tmp_path / "x.birdie").budget == 900
-
-
 def test_one_worker_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     birdie.save(small_model(), tmp_path / "x.birdie")
     decode, threads = entropy.decode, []
@@ -285,18 +272,6 @@ def test_a_module_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
         birdie.load(tmp_path / "x.birdie", into=nn.Linear(8, 9, bias=False))
     with pytest.raises(WeightsError, match=r"missing: 0\.bias, 0\.weight"):
         birdie.load(tmp_path / "x.birdie", into=nn.Sequential(nn.Linear(8, 9)))
-
-
-def test_a_module_that_would_lose_the_numbers_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.birdie"
-    birdie.save(nn.Linear(8, 9), path, lossless=True)
-    more = nn.Sequential(nn.LazyLinear(9))
-    for into, how in ((nn.Linear(8, 9, device="meta"), "to_empty"), (more, "run it once")):
-        with pytest.raises(WeightsError, match=rf"weight' of the module, which has no memory; .*{how}"):
-            birdie.load(path, into=into)
-    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True)
-    with pytest.raises(WeightsError, match="numbers: weight complex64 in the file, float32 in the module"):
-        birdie.load(path, into=nn.Linear(8, 9))
 
 
 def test_summary_and_metadata(tmp_path: Path) -> None:
@@ -430,22 +405,6 @@ def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
     container.write(tmp_path / "y.birdie", entries)
     with contextlib.suppress(ArtifactError):
         birdie.load(tmp_path / "y.birdie")
-
-
-@pytest.mark.nightly
-def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> None:
-    """A float GPT: int8 under a byte per weight with less than 1 % error, and a budget met on real statistics."""
-    weights = torch.load(
-        shared_data / "weights/parameter_golf/nolanvild_128d_fp32.pt", map_location="cpu", weights_only=True
-    )
-    summary = birdie.save(weights, tmp_path / "x.birdie")
-    loaded = birdie.load(tmp_path / "x.birdie")
-    assert summary.bits_per_weight < 8
-    for name, weight in weights.items():
-        error = (loaded[name].double() - weight.double()).norm() / weight.double().norm().clamp_min(1e-12)
-        assert error < 0.01, name
-    size = birdie.save(weights, tmp_path / "x.birdie", budget=100_000).bytes
-    assert 100_000 - 100 <= size <= 100_000
 
 
 class Masked(nn.Module):
@@ -621,11 +580,13 @@ def test_a_model_that_torchao_quantized_is_refused(tmp_path: Path) -> None:
     assert same_bits(birdie.load(tmp_path / "x.birdie")["0.weight"], plain["0.weight"])
 
 
-def test_few_matrices_make_up_for_what_the_estimate_missed(tmp_path: Path) -> None:
-    """Every matrix has about the same bits: the search moves none of them by much."""
-    generator = torch.Generator().manual_seed(0)
-    state = {f"blocks.{index}.w": torch.randn(256, 320, generator=generator) for index in range(8)}
-    summary = birdie.save(state, tmp_path / "x.birdie", bits=3.5)
-    bits = [8 * tensor.bytes / (256 * 320) for tensor in summary.tensors]
-    assert 3.495 <= summary.bits_per_weight <= 3.5
-    assert max(bits) - min(bits) < 0.15
+def test_a_module_that_would_lose_the_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.birdie"
+    birdie.save(nn.Linear(8, 9), path, lossless=True)
+    more = nn.Sequential(nn.LazyLinear(9))
+    for into, how in ((nn.Linear(8, 9, device="meta"), "to_empty"), (more, "run it once")):
+        with pytest.raises(WeightsError, match=rf"weight' of the module, which has no memory; .*{how}"):
+            birdie.load(path, into=into)
+    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True)
+    with pytest.raises(WeightsError, match="numbers: weight complex64 in the file, float32 in the module"):
+        birdie.load(path, into=nn.Linear(8, 9))

@@ -419,13 +419,6 @@ def test_the_command_names_what_becomes_of_each_file(tmp_path: Path, capsys: pyt
     assert answer["left_out"]["pytorch_model.bin"]["bytes"] == answer["dropped"]["pytorch_model.bin"] == size
 
 
-def test_names_that_two_folders_share_are_refused(tmp_path: Path) -> None:
-    save({"a/w": A["a.weight"]}, tmp_path / "model.safetensors")
-    save(B, tmp_path / "a" / "model.safetensors")
-    with pytest.raises(WeightsError, match="rename one of them"):
-        open_checkpoint(tmp_path)
-
-
 @pytest.mark.parametrize(
     "weights", [{"../x": "model"}, {"a": ["..", "m"]}, {"a": ["x", "m/n"]}, {"a": ["x"]}, {"a": 3}]
 )
@@ -475,22 +468,6 @@ def test_a_folder_that_is_not_complete_is_one_sentence(write: Write, words: str,
         open_checkpoint(tmp_path / "source")
 
 
-@pytest.mark.parametrize("taken", ["a file", "other files", "a shard of nothing"])
-def test_targets_that_cannot_be_written_are_refused_before_anything_is_lost(taken: str, tmp_path: Path) -> None:
-    birdie.save(tensors(), tmp_path / "x.birdie")
-    target = tmp_path / "target"
-    flags: list[str] = []
-    if taken == "a file":
-        target.write_text("mine")
-    elif taken == "other files":
-        write_files(target, thesis__txt="mine")
-    else:
-        flags = ["--max-shard-size", "0"]
-    paths = sorted(tmp_path.rglob("*"))
-    assert run("decompress", tmp_path / "x.birdie", "-o", target, *flags) == 1
-    assert sorted(tmp_path.rglob("*")) == paths
-
-
 def edited(folder: Path) -> None:
     (folder / "config.json").write_text('{"mine": 1}')
 
@@ -534,14 +511,6 @@ def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
         shutil.rmtree(tmp_path / "copy")
 
 
-def test_the_folder_that_a_file_was_made_of_is_never_replaced(tmp_path: Path) -> None:
-    save(tensors(), tmp_path / "in" / "model.safetensors")
-    write_files(tmp_path / "in", config__json="{}")
-    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie") == 0
-    assert run("decompress", tmp_path / "x.birdie", "-o", tmp_path / "in") == 1
-    assert torch.equal(load_file(tmp_path / "in" / "model.safetensors")["a.weight"], tensors()["a.weight"])
-
-
 def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
     sharded(tmp_path / "target")
     names = sorted(path.name for path in (tmp_path / "target").iterdir())
@@ -552,3 +521,10 @@ def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "target").iterdir()) == sorted({*names, "model.safetensors"})
     (tmp_path / "target" / "model.safetensors.index.json").unlink()
     assert all(torch.equal(read_state_dict(tmp_path / "target")[name], tensor) for name, tensor in tensors(5).items())
+
+
+def test_names_that_two_folders_share_are_refused(tmp_path: Path) -> None:
+    save({"a/w": A["a.weight"]}, tmp_path / "model.safetensors")
+    save(B, tmp_path / "a" / "model.safetensors")
+    with pytest.raises(WeightsError, match="rename one of them"):
+        open_checkpoint(tmp_path)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, final
 
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import birdie
-from benchmarks import lazy as benchmark
 from benchmarks.processes import reset_peak, resident
 from birdie.artifact.file import File
+from birdie.artifact.tensor_cache import Slot, TensorCache
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from tests.nightly import mostly_nightly
@@ -301,17 +302,6 @@ def test_what_a_migration_computes_stays_in_memory(where: str, tmp_path: Path, d
     assert same(lazy(x), model(x))
 
 
-def test_a_module_used_twice_takes_the_last_of_its_names(tmp_path: Path) -> None:
-    def build() -> nn.Module:
-        shared = nn.Linear(6, 6)
-        return nn.Sequential(shared, nn.ReLU(), shared)
-
-    apart = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
-    path = saved(apart, tmp_path)
-    eager, lazy = birdie.load(path, into=build()), birdie.load(path, into=build(), lazy=True)
-    assert same(lazy(torch.ones(1, 6)), eager(torch.ones(1, 6)))
-
-
 def test_what_a_forward_writes_is_kept(tmp_path: Path) -> None:
     path = saved(Counting(), tmp_path)
     eager, lazy = birdie.load(path, into=Counting()).eval(), birdie.load(path, into=Counting(), lazy=True)
@@ -396,21 +386,6 @@ def test_a_refused_module_is_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(model(x), original)
 
 
-def test_a_buffer_without_memory_is_named(tmp_path: Path) -> None:
-    path = saved(Counting(), tmp_path)
-    with torch.device("meta"):
-        model = Counting()
-    with pytest.raises(WeightsError, match=r"buffer 'scale' of the module is not in .* and has no memory"):
-        birdie.load(path, into=model, lazy=True)
-
-
-def test_a_weight_held_in_another_place_is_named(tmp_path: Path) -> None:
-    model = deep()
-    vars(model)["kept"] = {"first": model[0].weight}
-    with pytest.raises(ConfigError, match=r"kept of the module also holds tensor '0.weight'"):
-        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
-
-
 def test_damage_is_found_at_first_use_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = saved(deep(), tmp_path)
     data = bytearray(path.read_bytes())
@@ -438,14 +413,6 @@ def test_the_file_closes_with_the_last_module(tmp_path: Path, monkeypatch: pytes
     assert not closed
     del part
     assert closed
-
-
-def test_the_benchmark_s_file_holds_the_model_it_builds(tmp_path: Path) -> None:
-    path = benchmark.saved(tmp_path, 6, 32, "int4")
-    model = birdie.load(path, into=benchmark.build(6, 32), lazy=True)
-    assert torch.equal(weight_of(model, 0), weight_of(model, 8))
-    assert not torch.equal(weight_of(model, 0), weight_of(model, 2))
-    assert benchmark.saved(tmp_path, 6, 32, "int4") == path
 
 
 def test_a_lazy_module_can_be_saved_over_its_own_file(tmp_path: Path) -> None:
@@ -660,3 +627,62 @@ def test_a_hook_that_reads_weights_too_early_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reads '0\.weight' while it is loaded"):
         birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
     assert type(model) is nn.Sequential
+
+
+SIZE = 64
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Decoder:
+    """Decodes names to tensors that hold their number, and notes the names."""
+
+    log: list[str] = field(default_factory=list)
+
+    def decode(self, name: str) -> Tensor:
+        self.log.append(name)
+        return torch.full((SIZE,), float(name))
+
+
+def slot(name: str) -> Slot:
+    return Slot(name, (SIZE,), (torch.float32,), CPU, parameter=True)
+
+
+def cache_of(decoder: Decoder, layers: float = 1.0) -> TensorCache:
+    return TensorCache(decoder.decode, lambda: decoder.log.append("close"), [slot("0")], int(layers * 4 * SIZE))
+
+
+def read(cache: TensorCache, names: str) -> None:
+    for name in names:
+        assert cache.get(slot(name))[0].item() == float(name)
+
+
+@pytest.mark.parametrize(("layers", "later"), [(1.0, "0123"), (1.5, "0123"), (2.5, "123"), (3.5, "23"), (5.5, "")])
+def test_the_first_tensors_that_fit_are_kept(layers: float, later: str) -> None:
+    decoder = Decoder()
+    cache = cache_of(decoder, layers)
+    for _ in range(3):
+        read(cache, "0123")
+    assert "".join(decoder.log) == "0123" + 2 * later
+
+
+def test_the_tensor_that_was_read_last_is_not_decoded_again() -> None:
+    decoder = Decoder()
+    cache = cache_of(decoder)
+    read(cache, "00111")
+    assert "".join(decoder.log) == "01"
+
+
+def test_a_buffer_without_memory_is_named(tmp_path: Path) -> None:
+    path = saved(Counting(), tmp_path)
+    with torch.device("meta"):
+        model = Counting()
+    with pytest.raises(WeightsError, match=r"buffer 'scale' of the module is not in .* and has no memory"):
+        birdie.load(path, into=model, lazy=True)
+
+
+def test_a_weight_held_in_another_place_is_named(tmp_path: Path) -> None:
+    model = deep()
+    vars(model)["kept"] = {"first": model[0].weight}
+    with pytest.raises(ConfigError, match=r"kept of the module also holds tensor '0.weight'"):
+        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)

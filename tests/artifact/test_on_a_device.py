@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration import sensitivity, synthetic
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.modes import differentiable_evaluation
 from birdie.compress.calibration.result import CalibrationResult
 from tests.forked import run_python
 from tests.nightly import mostly_nightly
@@ -76,13 +75,6 @@ def test_a_calibration_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [recorder() for recorder in recorders] == [None]
 
 
-def test_recurrent_layers_can_be_differentiated_and_are_restored() -> None:
-    module = nn.LSTM(4, 4, num_layers=2, dropout=0.5).eval()
-    with differentiable_evaluation(module):
-        assert (module.training, module.dropout) == (True, 0.0)
-    assert (module.training, module.dropout) == (False, 0.5)
-
-
 def test_the_kl_is_measured_under_autocast() -> None:
     module = linear()
     held_out = HeldOut(module, batches(), loss)
@@ -103,16 +95,6 @@ def test_a_default_device_changes_nothing(offload: bool, tmp_path: Path) -> None
         decoded = birdie.load(tmp_path / "meta")
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "meta").read_bytes()
     assert all(tensor.device.type == "cpu" for tensor in decoded.values())
-
-
-@pytest.mark.nightly
-def test_wrappers_are_looked_through(tmp_path: Path) -> None:
-    module, data = linear(), batches()
-    compiled: Any = torch.compile(module, backend="eager")
-    birdie.save(compiled, tmp_path / "compiled", bits=4, calibration=(compiled, data, loss))
-    birdie.save(module, tmp_path / "plain", bits=4, calibration=(module, data, loss))
-    assert (tmp_path / "compiled").read_bytes() == (tmp_path / "plain").read_bytes()
-    assert birdie.load(tmp_path / "plain", into=compiled) is compiled
 
 
 @pytest.mark.slow

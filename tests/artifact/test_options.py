@@ -5,13 +5,12 @@ import io
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
-from cyclopts import Parameter
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
@@ -22,7 +21,7 @@ from birdie.cli import build_app
 from birdie.cli.compress_flags import CompressFlags, flag_of
 from birdie.cli.console import run
 from birdie.errors import ConfigError
-from birdie.system.keywords import help_of, keywords, options_of
+from birdie.system.keywords import help_of, options_of
 
 DOORS: dict[Callable[..., Any], type] = {
     birdie.save: SaveOptions,
@@ -43,31 +42,6 @@ def test_signature_and_docstring_come_from_the_options(door: Callable[..., Any])
     lines = (door.__doc__ or "").splitlines()
     for option, _, metadata in options_of(DOORS[door]):
         assert any(line.strip().startswith(f"{option.name}: {help_of(metadata)[:40]}") for line in lines), option.name
-
-
-def test_a_function_takes_the_fields_of_its_options() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Options:
-        size: Annotated[int, Parameter(help="Size of it.")] = 3
-
-    @keywords(Options)
-    def double(name: str, options: Options) -> str:
-        """Return a text.
-
-        Args:
-            name: of it.
-
-        Raises:
-            TypeError: it is unknown.
-        """
-        return f"{name} {2 * options.size}"
-
-    assert double("a") == "a 6"
-    assert double(name="b", size=1) == "b 2"
-    assert str(inspect.signature(double)) == "(name: str, *, size: int = 3) -> str"
-    assert "\n    name: of it.\n    size: Size of it.\n\nRaises:" in (double.__doc__ or "")
-    with pytest.raises(TypeError, match=r"double\(\) .*'sise'"):
-        double("a", sise=1)
 
 
 class Small(nn.Sequential):

@@ -186,19 +186,6 @@ def payloads(coded: Coded | None) -> list[bytes]:
     return [b"".join(stream.pieces()) for stream in coded.streams]
 
 
-def test_records_come_back_by_their_keys(tmp_path: Path) -> None:
-    put_two(tmp_path / "x")
-    with Resume(tmp_path / "x") as resume:
-        coded = resume.recall("a")
-        assert payloads(coded) == [b"first", b"more"]
-        assert coded is not None
-        assert (coded.scheme, coded.shape, coded.dtype, coded.params) == ("int8", (5,), torch.float32, (7,))
-        assert resume.recall("c") is None
-        assert payloads(resume.keep("c", record(b"third"))) == [b"third", b"more"]
-        assert payloads(resume.recall("b")) == [b"second", b"more"]
-    assert list(tmp_path.iterdir()) == []
-
-
 def flip(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 

@@ -104,16 +104,6 @@ def test_what_a_module_wrote_is_not_converted_again(
     require_same(dict(other.state_dict()), dict(model.state_dict()))
 
 
-@pytest.mark.parametrize("kind", [Versioned, Demanding])
-def test_versions_of_a_state_dict_are_kept(kind: Callable[[], nn.Module], tmp_path: Path) -> None:
-    model = kind()
-    state = OrderedDict((f"net.{name}", weight) for name, weight in model.state_dict().items())
-    vars(state)["_metadata"] = {"net": {"version": 2}}
-    path = saved(state, tmp_path)
-    require_same(loaded(path, nn.ModuleDict({"net": kind()}), "into"), dict(state))
-    require_same(loaded(path, kind(), "into", prefix="net."), dict(model.state_dict()))
-
-
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("version", [None, 1])
 def test_old_files_are_converted_once(version: int | None, how: str, tmp_path: Path) -> None:
@@ -412,3 +402,13 @@ def test_a_file_without_extra_state_says_what_it_lacks(tmp_path: Path, capsys: p
     for name, lost in {"x.safetensors": ["0._extra_state"], "folder": ["0._extra_state"], "x.pt": []}.items():
         assert run(build_app, ["decompress", str(tmp_path / "m.birdie"), "-o", str(tmp_path / name), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["left_out"] == lost
+
+
+@pytest.mark.parametrize("kind", [Versioned, Demanding])
+def test_versions_of_a_state_dict_are_kept(kind: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = kind()
+    state = OrderedDict((f"net.{name}", weight) for name, weight in model.state_dict().items())
+    vars(state)["_metadata"] = {"net": {"version": 2}}
+    path = saved(state, tmp_path)
+    require_same(loaded(path, nn.ModuleDict({"net": kind()}), "into"), dict(state))
+    require_same(loaded(path, kind(), "into", prefix="net."), dict(model.state_dict()))

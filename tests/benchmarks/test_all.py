@@ -6,8 +6,6 @@ import json
 import pkgutil
 import shutil
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,22 +135,6 @@ def test_a_wrong_list_or_name_and_birdies_errors_are_one_line() -> None:
         raise KeyError("key")
 
 
-def test_missing_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BIRDIE_DATA", raising=False)
-    with pytest.raises(ConfigError, match="BIRDIE_DATA"):
-        command.shared_data()
-
-
-def test_works_take_turns_in_order_and_the_warm_up_is_not_timed() -> None:
-    calls: list[str] = []
-    works = {name: partial(calls.append, name) for name in "ab"}
-    durations = processes.take_turns(works, turns=2)
-    assert (calls, [len(turns) for turns in durations.values()]) == (["a", "b"] * 3, [2, 2])
-    assert len(processes.take_turns({"sleep": lambda: time.sleep(0.01)}, seconds=0.05, turns=1)["sleep"]) > 1
-    ticks = iter([3.0, 5.0])
-    assert processes.duration(lambda: None, clock=lambda: next(ticks)) == 2
-
-
 def test_the_peak_of_a_command_is_its_own_and_a_failure_is_told() -> None:
     small, large = (
         processes.run_command([sys.executable, "-c", f"x = bytearray({size})"])[1] for size in (1, 60_000_000)
@@ -160,30 +142,6 @@ def test_the_peak_of_a_command_is_its_own_and_a_failure_is_told() -> None:
     assert 50 < large - small < 90
     with pytest.raises(RuntimeError, match="a clear message"):
         processes.run_command([sys.executable, "-c", "raise SystemExit('a clear message')"])
-
-
-@pytest.mark.skipif(not processes.can_measure(), reason="needs /proc")
-def test_the_peak_of_this_process_is_reset() -> None:
-    large = torch.ones(20_000_000)
-    del large
-    processes.reset_peak()
-    idle = processes.resident("VmHWM")
-    assert idle == pytest.approx(processes.resident(), rel=0.02)
-    large = torch.ones(20_000_000)
-    assert processes.resident("VmHWM") - idle > 60
-    del large
-
-
-@pytest.mark.nightly  # a process that imports torch
-def test_a_function_runs_in_a_new_process() -> None:
-    assert processes.apart(processes.can_measure) == processes.can_measure()
-    with pytest.raises(RuntimeError, match="ValueError"):
-        processes.apart(scale.count, "not a shape")
-
-
-@pytest.mark.parametrize(("size", "weights"), [("10M", 1e7), ("50M", 5e7), ("200M", 2e8), ("1B", 1e9)])
-def test_models_of_scale_have_about_the_weights_of_their_name(size: str, weights: float) -> None:
-    assert scale.count(scale.SIZES[size]) == pytest.approx(weights, rel=0.15)
 
 
 @pytest.mark.nightly

@@ -5,12 +5,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
-from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import rate_distortion, rivals, without_data
-from benchmarks.curves import bytes_at, frontier, quality_chart, ratios, speed_chart
+from benchmarks import rate_distortion, rivals
+from benchmarks.curves import bytes_at, frontier, ratios
 from benchmarks.subjects import KEPT_OUT, Quality, Subject, tiny_subject
 
 
@@ -37,20 +36,6 @@ def test_a_curve_of_half_the_bytes_has_ratio_a_half() -> None:
     assert ratios(birdie, [row("them", 1000, 0.5)])[0]["ratio"] is None
 
 
-def test_charts_have_every_curve_that_has_numbers() -> None:
-    charts = [
-        quality_chart([row("birdie", 1000, 0.001), row("birdie", 600, 0.1), row("<rival>", 900, 0.01)], "a title"),
-        speed_chart(
-            [{"codec": name, "bytes": 9, "decode_s": 1, "symbols": 9} for name in ("birdie", "<rival>")], "a title"
-        ),
-    ]
-    for chart in charts:
-        texts = {element.text for element in ElementTree.fromstring(chart).iter() if element.tag.endswith("text")}
-        assert {"birdie", "<rival>", "a title"} <= texts
-    with pytest.raises(ValueError, match="no row"):
-        quality_chart([row("a", None, 0.1)], "nothing")
-
-
 def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points() -> None:
     rows = [row("birdie", 1000, 0.001), row("birdie", 600, 0.1), row("record stack", 900, 0.009)]
     rows += [row("record stack", 880, 0.011), row("NNCodec", 1200, 0.004), row("absent", None, 0.0)]
@@ -66,24 +51,6 @@ def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points()
     compared["b"].append({"of": "birdie", "rival": "r", "equal": "disagreement", "ratio": 0.1})
     line = {"of": "birdie", "rival": "r", "networks": 3, "worst": 0.75, "network": "b", "median": 0.7}
     assert rate_distortion.overview(compared) == [{**line, **dict.fromkeys(KEPT_OUT)}]
-
-
-def test_networks_on_which_nothing_was_chosen_stand_apart() -> None:
-    compared = {
-        name: [{"of": "birdie", "rival": "r", "equal": "kl", "ratio": ratio}]
-        for name, ratio in (("bench", 0.5), (KEPT_OUT[0], 0.9))
-    }
-    (line,) = rate_distortion.overview(compared)
-    assert (line["networks"], line["worst"], line["median"]) == (1, 0.5, 0.5)
-    assert [line[name] for name in KEPT_OUT] == [0.9, None]
-    (alone,) = rate_distortion.overview({KEPT_OUT[0]: compared[KEPT_OUT[0]]})
-    assert (alone["networks"], alone["median"], alone[KEPT_OUT[0]]) == (0, None, 0.9)
-
-
-def test_tuned_files_are_a_curve_of_their_own() -> None:
-    rows = [row("birdie", 1000, 0.01), row("birdie, tuned", 900, 0.01), row("r", 2000, 0.01)]
-    ratios = {line["of"]: line["ratio"] for line in rate_distortion.comparison(rows, []) if line["equal"] == "kl"}
-    assert ratios == {"birdie": 0.5, "birdie, tuned": 0.45}
 
 
 def test_birdies_rows_are_decoded_files() -> None:
@@ -118,23 +85,3 @@ def test_rows_of_rivals_are_cached_by_everything_they_depend_on(
 
 def line(size: int, error: float, scheme: str = "birdie", agreement: float = 1.0) -> dict[str, Any]:
     return {"network": "x", "scheme": scheme, "bytes": size, "error": error, "agreement": agreement}
-
-
-def test_without_data_ratios_are_at_the_naive_error_and_rises_between_neighbors() -> None:
-    birdie = [line(100, 1.0), line(200, 0.25), line(300, 0.3, agreement=0.9), line(400, 1 / 64)]
-    naive = [line(400, 0.25, "int4 per channel"), line(1000, 1e-3, "int8 per channel")]
-    assert [compared["ratio"] for compared in without_data.comparison(naive, birdie)] == [0.5, None]
-    overview = without_data.summary(naive, birdie)
-    assert (overview["worst"], overview["median"], overview["compared"]) == (0.5, 0.5, "1 of 2")
-    assert (overview["rise"], overview["wrong"]) == (pytest.approx(1.2), 0)
-    assert without_data.summary([line(250, 0.25, "int4 per channel")], birdie)["wrong"] == pytest.approx(0.1)
-    assert without_data.budgets([line(100, 1), line(1600, 1)], 5) == [100, 200, 400, 800, 1600]
-
-
-@pytest.mark.parametrize(("worst", "below"), [(0.5, 0), (1.3, 2), (9.0, without_data.STEPS)])
-def test_without_data_makes_smaller_files_until_one_is_as_bad_as_the_worst_naive_file(
-    worst: float, below: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(without_data, "birdie_row", lambda _network, budget, _inputs: line(budget, 100 / budget))
-    sizes = [row["bytes"] for row in without_data.birdie_rows(cast(Any, None), [100, 200], worst, "none")]
-    assert (sizes, sizes[-2:], len(sizes)) == (sorted(sizes), [100, 200], 2 + below)

@@ -1,21 +1,17 @@
 """Rivals are fair: every coder restores its input, lossy ones within their error; the record stack is the records'."""
 
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from zlib import compress
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks import codec, lossy_rivals, record_stack, rivals, symbols
+from benchmarks import lossy_rivals, record_stack, rivals, symbols
 from benchmarks.lossy_rivals import LossyCoder
 from benchmarks.record_stack import Tuner
 from benchmarks.subjects import tiny_subject
-from birdie.errors import WeightsError
 from birdie.golf import int8_zlib as baseline
 from birdie.gpt.model.gpt import GPT
 
@@ -46,40 +42,6 @@ def state() -> dict[str, Tensor]:
 # Symbols
 
 
-def test_symbol_sets_are_on_the_grids_of_their_names() -> None:
-    weights = state()
-    sets = {name: make(weights) for name, make in symbols.FLOAT_SETS.items()}
-    for name, tensor in sets["uniform"].tensors.items():
-        step = 0.41 * weights[name].double().std(correction=0)
-        assert ((tensor.double() * step - weights[name].double()).abs() <= 0.5001 * step).all()
-    largest = sets["rowmax6"].tensors["fc.weight"].abs().amax(1)
-    assert largest.tolist() == [0 if row == 3 else 31 for row in range(24)]
-    weights["fc.weight"] = weights["fc.weight"].clone()
-    weights["fc.weight"][5, 7] = 1e3
-    clipped = symbols.sdclip6(weights)
-    assert clipped.tensors["fc.weight"].abs().max() <= 31
-    rounded = clipped.tensors["tok_emb.weight"].float().std(1, correction=0)
-    assert torch.allclose(rounded, torch.full((64,), 127 / 20), rtol=0.05)
-    assert [symbols.nnc_step(qp, 2) for qp in (-32, -31, 0)] == [2.0**-8, 5 * 2.0**-10, 1.0]  # NNCodec's grid
-    assert sets["resnet"].tensors["conv.weight"].dtype == torch.int16
-    assert all(torch.equal(sets["fp32"].tensors[name], weight) for name, weight in state().items())
-    assert (sets["bf16"].is_integer, sets["bf16"].bytes) == (False, 2 * sets["bf16"].symbols)
-
-
-def test_stored_integers_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
-    torch.save({**MIXED, "scale": torch.ones(3)}, tmp_path / "plain.pt")
-    torch.save({"quantized": MIXED, "scales": {"a": torch.ones(2)}}, tmp_path / "challenge")
-    (tmp_path / "challenge.ptz").write_bytes(compress((tmp_path / "challenge").read_bytes()))
-    for name in ("plain.pt", "challenge.ptz"):
-        stored = symbols.make("auto", tmp_path / name)
-        assert (stored.name, stored.tensors.keys()) == ("stored", MIXED.keys())
-        assert all(torch.equal(stored.tensors[key], value) for key, value in MIXED.items())
-    torch.save(state(), tmp_path / "floats.pt")
-    assert symbols.make("auto", tmp_path / "floats.pt").name == "bf16"
-    with pytest.raises(WeightsError, match="no tensor"):
-        symbols.make("stored", tmp_path / "floats.pt")
-
-
 # Lossless rivals
 
 
@@ -108,24 +70,6 @@ def test_rivals_are_lossless(key: str, make: Callable[[dict[str, Tensor]], symbo
         pytest.skip(f"{key}: {error}")
     assert measured.exact
     assert 0 < measured.bytes < 2 * quantized.bytes + 2000
-
-
-def test_the_smallest_form_counts_and_one_wrong_form_is_not_hidden() -> None:
-    def forms(*exact: bool) -> Iterator[rivals.Measured]:
-        for size, right in enumerate(exact, start=10):
-            yield rivals.Measured(size, 1.0, 1.0, right, "")
-
-    assert rivals.smallest(list(forms(True, True))).bytes == 10
-    assert not rivals.smallest(list(forms(True, False))).exact
-
-
-def test_a_coder_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(rivals, "RIVALS", Path("nowhere"))
-    lines = {line["codec"]: line for line in codec.rows(symbols.resnet(state()), ["zpaq", "nncodec"])}
-    assert lines["zpaq -m5"]["version"] == "not installed: apt install zpaq"
-    assert lines["NNCodec"]["version"] == "not installed: make rivals"
-    assert all(line["bytes"] is None and line["exact"] is None for line in lines.values())
 
 
 # Lossy rivals
@@ -203,16 +147,6 @@ def test_hessians_are_of_the_inputs_that_each_weight_multiplies() -> None:
     assert F.linear(torch.ones(1, 2), torch.ones(1, 2)).item() == 2  # the patch of F.linear is removed
 
 
-def test_a_convolutions_hessian_gives_the_energy_of_output_errors() -> None:
-    images = torch.randn(2, 3, 8, 8, generator=generator())
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False))
-    hessian = record_stack.hessians(model, [(images, torch.zeros(2))], ["0.weight"])["0.weight"]
-    error = torch.randn(4, 3, 3, 3, generator=generator(1))
-    energy = F.conv2d(images, error, stride=2, padding=1).double().square().sum()
-    rows = error.flatten(1).double()
-    assert torch.allclose((rows @ hessian * rows).sum(), energy, rtol=1e-4)
-
-
 def test_gptq_equals_rounding_for_independent_inputs_and_is_better_for_correlated_ones() -> None:
     weight = torch.randn(24, 40, generator=generator())
     plain = record_stack.gptq(weight, 0.4, record_stack.factor(torch.eye(40, dtype=torch.float64)))
@@ -245,22 +179,3 @@ def test_files_of_the_record_stack_decode_to_the_quantized_and_the_fp16_tensors(
     for name, weight in model.state.items():
         assert torch.equal(decoded[name], parts[name].dequantized() if name in parts else weight.half().float())
     assert len(data) > record_stack.entropy_bytes(parts.values())
-
-
-def test_the_best_pair_of_factors_divides_the_kl_in_proportion_to_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_subject()
-    tuner = Tuner(model, record_stack.hessians(model.module, model.calibration, list(model.state)), lambda _: None)
-    count = dict.fromkeys((True, False), 0)
-    for name in tuner.names:
-        count[record_stack.is_embedding(name)] += model.state[name].numel()
-
-    def judge(a: float | None, b: float | None) -> tuple[float, float]:
-        sizes = [n * (4 - np.log2(step)) / 8 for step, n in ((a, count[False]), (b, count[True])) if step is not None]
-        return 0.3 * (a or 0) ** 2 + 2 * (b or 0) ** 2, sum(sizes)
-
-    monkeypatch.setattr(tuner, "judge", judge)
-    a, b = tuner.tune(0.01)
-    assert b is not None
-    assert 0.3 * a**2 + 2 * b**2 == pytest.approx(0.01, rel=1e-2)
-    # Lagrange condition: d bytes / d KL = weights / KL is equal for both kinds
-    assert 2 * b**2 / 0.01 == pytest.approx(count[True] / (count[True] + count[False]), rel=0.1)

@@ -6,12 +6,9 @@ import torch
 
 from benchmarks.command import Row
 from benchmarks.scoring import QUESTIONS, measure, parse_row, random_gpt
-from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import ByteTokenizer
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.score.accumulator import Text
-from birdie.gpt.score.modes.ttt_lora import LoRAMode
-from birdie.gpt.score.modes.ttt_sgd import SGDMode
 
 TOKENIZER = ByteTokenizer()
 TEXT = "to be or not to be, that is the question; "
@@ -39,19 +36,6 @@ def test_the_rows_of_every_question_are_modes_with_settings(question: str) -> No
     assert len({repr(row) for row in parsed}) == len(parsed)
 
 
-def test_a_row_sets_the_mode_first_and_then_what_modes_share() -> None:
-    settings, mode, dtype = parse_row("ttt-sgd batch_seqs=1 stride=16 ngram.enabled=true dtype=bfloat16")
-    assert isinstance(mode, SGDMode)
-    assert (mode.batch_seqs, settings.batch_seqs, settings.stride) == (1, 0, 16)
-    assert (settings.ngram.enabled, dtype) == (True, torch.bfloat16)
-    lora = parse_row("ttt-lora parts=k,o warm_a=1")[1]
-    assert isinstance(lora, LoRAMode)
-    assert (lora.parts, lora.warm_a) == (("k", "o"), True)
-    for text in ("windows stride=x", "windows lr=1", "ttt-sgd ngram.no=1", "window"):
-        with pytest.raises(ConfigError):
-            parse_row(text)
-
-
 def test_every_mode_scores_the_same_targets_as_the_plain_loop() -> None:
     rows = rows_of(
         ["plain stride=8", "windows stride=8", "windows stride=8 dtype=bfloat16", "streaming chunk=16"],
@@ -76,11 +60,3 @@ def test_what_learns_saves_bits() -> None:
     )
     assert learned["saved"] > 0.01
     assert constant["saved"] == pytest.approx(0, abs=1e-5)
-
-
-def test_the_bytes_of_a_quantized_cache_are_counted() -> None:
-    stream = "streaming chunk=32"
-    rows = rows_of([stream, f"{stream} kv_bits=8", f"{stream} kv_bits=2"], TEXT * 6, model=small_gpt(0.3), context=96)
-    assert 0 < rows[1]["nats off"] < rows[2]["nats off"]
-    assert [row["cache bytes a token"] for row in rows] == [2 * 2 * 2 * head_bytes for head_bytes in (32, 10, 4)]
-    assert rows[2]["cache bytes"] == 96 * rows[2]["cache bytes a token"] + 64 * rows[0]["cache bytes a token"]

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from benchmarks import bench_model, packages, subjects
-from benchmarks.networks import Block, ResNet, load_resnet, load_silero, normalized
+from benchmarks.networks import ResNet, load_resnet, normalized
 from benchmarks.rivals import NotInstalledError
 from benchmarks.subjects import Subject, tiny_subject
 from birdie.errors import ConfigError, WeightsError
@@ -53,26 +52,6 @@ def test_bits_per_byte_equal_those_of_the_scorer(count: int) -> None:
     assert one_layer.measure(state).bpb == pytest.approx(expected.bpb, rel=1e-6)
 
 
-def test_a_digest_depends_on_names_values_dtypes_and_data() -> None:
-    state, tokens = {"a": torch.ones(3)}, np.arange(5)
-    half = {"a": torch.ones(3, dtype=torch.float16)}
-    cases = ((state, tokens), ({"b": torch.ones(3)}, tokens), (half, tokens), (state, tokens[:4]))
-    assert len({subjects.digest(*case) for case in cases}) == 4
-    assert subjects.digest(state, tokens) == subjects.digest(dict(state), tokens.copy())
-
-
-def test_shortcuts_have_no_weights_and_halve_the_image() -> None:
-    block = ResNet(1).get_submodule("layer2.0")
-    assert isinstance(block, Block)
-    nn.init.zeros_(block.bn2.weight)
-    nn.init.zeros_(block.bn2.bias)
-    x = torch.rand(2, 16, 8, 8, generator=torch.Generator().manual_seed(0))
-    output = block.eval()(x)
-    assert torch.equal(output[:, 8:24], x[:, :, ::2, ::2])
-    assert not output[:, :8].any()
-    assert not output[:, 24:].any()
-
-
 def test_resnets_are_loaded_strictly_and_pixels_are_normalized_by_channel(tmp_path: Path) -> None:
     model = ResNet(2)
     state = {f"module.{name}": weight for name, weight in model.state_dict().items() if "tracked" not in name}
@@ -104,71 +83,12 @@ def test_the_accuracy_of_a_real_resnet_is_the_published_one(
     assert (subject.module(inputs).argmax(-1) == targets).double().mean() > 0.97  # its training images
 
 
-def test_the_detector_runs_its_cell_as_torch_does(shared_data: Path) -> None:
-    module, _, clips = load_silero(shared_data)
-    step, hidden, cell = torch.randn(3, 128), torch.randn(3, 128), torch.randn(3, 128)
-    with torch.no_grad():
-        pairs = zip(module._advance(step, hidden, cell), module.lstm_cell(step, (hidden, cell)), strict=True)
-        assert all(torch.allclose(ours, torchs, atol=1e-6) for ours, torchs in pairs)
-        probabilities = module(clips[:2, :32_768])
-    assert probabilities.shape == (2, 64)
-    assert 0.2 < float((probabilities > 0.5).float().mean()) < 0.99
-
-
-def test_the_recurrent_unit_is_torchs() -> None:
-    ours, torchs = packages.Recurrent(), nn.GRUCell(packages.WIDTH, packages.WIDTH)
-    layers = {"ih": ours.ih, "hh": ours.hh}
-    weights = {f"weight_{gate}": layer.weight for gate, layer in layers.items()}
-    torchs.load_state_dict(weights | {f"bias_{gate}": layer.bias for gate, layer in layers.items()})
-    inputs, hidden = torch.randn(2, 5, packages.WIDTH)
-    assert torch.allclose(ours(inputs, hidden), torchs(inputs, hidden), atol=1e-6)
-
-
-def test_a_pronouncer_predicts_the_phonemes_that_it_speaks() -> None:
-    torch.manual_seed(0)
-    module = packages.Pronouncer(5).eval()
-    with torch.no_grad():
-        ids, targets = module.spoken(packages.letters_of(["word", "zebu"]), 4)
-        assert torch.equal(module(ids).argmax(-1), targets)
-    assert ids[:, 4].tolist() == [packages.END_OF_WORD] * 2
-    assert ids[:, 5].tolist() == [packages.START] * 2
-
-
-def test_frames_of_sound_have_one_pitch_each_whatever_their_loudness() -> None:
-    torch.manual_seed(0)
-    module, clips = packages.Crepe().eval(), torch.randn(2, 2048)
-    with torch.no_grad():
-        quiet, loud = (module(packages.frames(volume * clips + volume)) for volume in (0.01, 5.0))
-    assert quiet.shape == (2 * ((2048 - packages.FRAME) // packages.HOP + 1), packages.PITCHES)
-    assert torch.allclose(quiet, loud, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", subjects.KEPT_OUT)
 def test_a_package_that_is_missing_is_named(name: str, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "find_spec", lambda _: None)
     monkeypatch.setenv("BIRDIE_DATA", str(shared_data))
     with pytest.raises(NotInstalledError, match="pip install --no-deps"):
         subjects.load_subject(name, Path(), subjects.Amounts())
-
-
-def test_the_digest_of_the_shared_model_depends_on_settings_and_contents_and_not_on_paths(tmp_path: Path) -> None:
-    def sources(folder: Path, text: bytes) -> bench_model.Sources:
-        folder.mkdir()
-        paths = [folder / name for name in ("tokenizer", "train", "val", "book")]
-        for path in paths:
-            path.write_bytes(text if path.name == "book" else path.name.encode())
-        return bench_model.Sources(paths[0], paths[1], paths[2], (paths[3],))
-
-    recipe = bench_model.RECIPE.read_text()
-    other, quiet = tmp_path / "other.toml", tmp_path / "quiet.toml"
-    other.write_text(recipe.replace("seed = 0", "seed = 1"))
-    quiet.write_text("# a comment\n" + recipe.replace("max_tokens = 65536", "max_tokens = 512"))
-    texts = {"one": b"text", "two": b"text", "three": b"texts"}
-    one, two, three = (sources(tmp_path / name, text) for name, text in texts.items())
-    digest = bench_model.digest(one)
-    assert digest == bench_model.digest(two) == bench_model.digest(one, quiet)
-    others = (bench_model.digest(three), bench_model.digest(one, other), bench_model.digest(one, longer=4))
-    assert len({digest, *others}) == 4
 
 
 def test_the_sources_of_the_shared_model_exist(shared_data: Path, tmp_path: Path) -> None:

@@ -1,51 +1,15 @@
 """Benchmarks of training: alternatives start equal, changes change one setting, turns and fits are right."""
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import birdie
-from benchmarks import ablation, contest, estimate, lazy, offload, optimizer, processes, schemes, train
-from benchmarks.ablation import CHANGES, Texts
-from birdie.gpt.model.gpt import GPTConfig
-from birdie.gpt.run.recipe_registry import changes
-from birdie.gpt.run.recipe_settings import Recipe
+from benchmarks import contest, lazy, offload, optimizer, processes, train
 
 CPU = torch.device("cpu")
-
-
-class NoTexts(Texts):
-    """Texts without data, for tests that do not train."""
-
-    def __init__(self) -> None:
-        pass
-
-    def settings(self, vocabulary: int) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-
-def test_a_change_changes_the_settings_of_its_name_only() -> None:
-    base = ablation.recipe_of("", 0, 100, NoTexts()).to_dict()
-    for change, values in CHANGES.items():
-        other = ablation.recipe_of(change, 0, 100, NoTexts()).to_dict()
-        named = {name if "." in name else f"model.{name}" for name in values}
-        assert {name for name, _, _ in changes(base, other)} == named - {"train.iterations"}, change
-
-
-def test_equal_time_is_the_number_of_steps_times_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = {"": {100: [2.5, 2.6], 120: [2.45, 2.55]}, "XSA, all": {100: [2.4, 2.5]}}
-    monkeypatch.setattr(ablation.Bench, "bpb", lambda _self, change, steps: scores[change][steps])
-    monkeypatch.setattr(ablation.Bench, "ratio", lambda _self, _change: 1.21)
-    options = argparse.Namespace(seeds=2, steps=100)
-    base, changed = ablation.Bench(NoTexts(), options).rows(["XSA, all"])
-    assert base["bpb, same steps"] == pytest.approx(2.55)
-    assert changed["base's steps"] == 120
-    assert (changed["bpb, same steps"], changed["bpb, same time"]) == pytest.approx((-0.1, -0.05))
 
 
 def test_the_run_whose_clock_is_behind_trains_next(
@@ -98,26 +62,6 @@ def test_all_optimizers_take_the_same_step_and_ratios_are_to_the_baseline() -> N
 def test_two_ranks_are_measured() -> None:
     rows = optimizer.several_processes(0.0, 0, CPU, 2, layers=1, dim=32)
     assert [row["step"] for row in rows] == ["replicated", "parallel"]
-
-
-def test_the_fit_of_estimates_has_no_negative_constant_and_finds_those_of_synthetic_runs() -> None:
-    matrix = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    assert estimate._nonnegative(matrix, matrix @ [2.0, 3.0]) == pytest.approx([2, 3])
-    assert estimate._nonnegative(matrix, matrix @ [2.0, -1.0]) == pytest.approx([1.5, 0])
-    recurrent = Recipe(model=GPTConfig(num_loops=1, loop_start=1, loop_end=2, enable_looping_at=0.25))
-    entries = [np.array([1.0, 0.0, 0.0, 1.0]), np.array([3.0, 0.0, 0.0, 1.0])]
-    mean = estimate.mean_ms(recurrent, entries, np.array([1.0, 0.0, 0.0]))
-    assert mean == pytest.approx(1 / (0.25 / 2 + 0.75 / 4)), "the harmonic mean of its phases"
-    constants = np.array([2.0, 5.0, 10.0])
-    parts = np.random.default_rng(0).uniform(1, 9, (5, 4))
-    runs = [(Recipe(), [part], estimate.mean_ms(Recipe(), [part], constants)) for part in parts]
-    assert estimate.fitted(runs) == pytest.approx(constants, rel=1e-3)
-
-
-def test_no_file_of_normal_numbers_beats_the_bound_and_the_grid_is_its_own_reference() -> None:
-    rows = {row["scheme"]: row for row in schemes.rows(schemes.normal(64), ["int4", "int8"])}
-    assert min(row["gap"] for row in rows.values()) > 0.2
-    assert rows["sigma:0.4"]["grid_error"] == 1
 
 
 @pytest.mark.skipif(not processes.can_measure(), reason="needs /proc")

@@ -186,9 +186,6 @@ def test_what_others_need_or_is_of_another_run_is_not_replaced(run: Path, tmp_pa
     require_restored(tmp_path / "c", expected)
 
 
-# Names that lie
-
-
 def test_a_link_under_the_name_of_another_step_is_left_as_it_is(chain: Path, run: Path) -> None:
     (chain / "ckpt_60.birdie").unlink()
     shutil.copy(chain / "ckpt_10.birdie", chain / "ckpt_60.birdie")
@@ -200,6 +197,9 @@ def test_a_link_under_the_name_of_another_step_is_left_as_it_is(chain: Path, run
     assert not any("damaged" in note for note in notes)
     restore(chain / "ckpt_60.pt.birdie", chain.parent / "x.pt")
     assert (chain.parent / "x.pt").read_bytes() == (run / "ckpt_60.pt").read_bytes()
+
+
+# Names that lie
 
 
 def test_a_file_of_the_user_under_the_name_of_a_link_is_never_overwritten(run: Path, tmp_path: Path) -> None:
@@ -231,20 +231,15 @@ def test_links_to_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
         unnumbered(run, [*series(run).values()])
 
 
-def test_a_temporary_twin_is_no_checkpoint(run: Path) -> None:
-    shutil.copy(run / "ckpt_60.pt", run / "ckpt_60.pt.tmp.pt")
-    assert series(run)[60].name == "ckpt_60.pt"
-
-
-# Retention
-
-
 @pytest.mark.parametrize("gone", [{10}, {60}, {20, 30}, {10, 30, 50}, {20, 30, 40, 50, 60}])
 def test_what_stays_is_what_it_was(chain: Path, run: Path, gone: set[int]) -> None:
     expected = {step: data for step, data in contents(run).items() if step not in gone}
     removed = retain(Chain(chain, full_every=3), drop=[str(step) for step in gone])
     assert {row.step for row in removed} == gone
     require_restored(chain, expected)
+
+
+# Retention
 
 
 def test_the_last_and_every_so_many_stay(chain: Path, run: Path) -> None:
@@ -317,6 +312,15 @@ def test_a_reader_looks_again_if_the_chain_changed_meanwhile(chain: Path) -> Non
     assert attempts == [False]
 
 
+def test_digests_tell_what_checksums_do_not(chain: Path) -> None:
+    def lie(fields: dict[str, Any]) -> None:
+        fields["link"]["files"]["ckpt_10.pt"]["sha256"] = "0" * 64
+
+    edit(chain / "ckpt_10.birdie", lie)
+    assert not survey(chain)[0].damage
+    assert "digest" in verify(chain)[0].damage
+
+
 def test_one_cause_is_named_once(chain: Path) -> None:
     (chain / "ckpt_10.birdie").unlink()
     damage = {row.step: row.damage for row in survey(chain)}
@@ -329,12 +333,3 @@ def test_one_cause_is_named_once(chain: Path) -> None:
     run = write_run(chain.parent / "again")
     [*Chain(chain, notify=notes.append).extend({step: path for step, path in series(run).items() if step > 10})]
     assert sum("ckpt_10.birdie, which is missing" in note for note in notes) == 1
-
-
-def test_digests_tell_what_checksums_do_not(chain: Path) -> None:
-    def lie(fields: dict[str, Any]) -> None:
-        fields["link"]["files"]["ckpt_10.pt"]["sha256"] = "0" * 64
-
-    edit(chain / "ckpt_10.birdie", lie)
-    assert not survey(chain)[0].damage
-    assert "digest" in verify(chain)[0].damage

@@ -16,14 +16,13 @@ from safetensors.torch import save_file
 from birdie.chain.checkpoint_series import (
     beside,
     is_series,
-    name_of_link,
     series,
     split_checkpoint,
     step_of,
     without_number,
 )
 from birdie.checkpoints.checkpoint import open_checkpoint
-from birdie.checkpoints.checkpoint_facts import facts_of, step_inside, step_key
+from birdie.checkpoints.checkpoint_facts import step_inside, step_key
 from birdie.errors import ConfigError, WeightsError
 
 
@@ -91,11 +90,6 @@ def test_two_of_one_step_and_none_are_errors(tmp_path: Path) -> None:
         series(put(tmp_path, "model.safetensors"))
     with pytest.raises(ConfigError, match=r"step_1\.pt .*of step 1"):
         series(put(tmp_path, "step_1.pt", "step_1.safetensors"))
-
-
-def test_a_link_is_called_as_its_checkpoint() -> None:
-    names = ["step-00000080", "step_100.safetensors", "v1.5-step-3", "x.PT"]
-    assert [*map(name_of_link, names)] == ["step-00000080.birdie", "step_100.birdie", "v1.5-step-3.birdie", "x.birdie"]
 
 
 def test_links_pipes_and_names_of_one_system_are_refused(tmp_path: Path) -> None:
@@ -268,19 +262,6 @@ def test_a_step_between_two_others_is_in_proportion(tmp_path: Path) -> None:
     torch_file(tmp_path, "last.pt", 5, samples=6000)
     steps = [step_inside(tmp_path / name, series(tmp_path)) for name in ("best.pt", "last.pt")]
     assert steps == [3, 6]
-
-
-def test_what_cannot_be_read_has_no_facts(tmp_path: Path) -> None:
-    for name, data in {
-        "a.pt": b"PK\x03\x04",
-        "b.safetensors": b"x",
-        "c.json": b"{",
-        "d": b"",
-        "e.json": b"[1]",
-    }.items():
-        (tmp_path / name).write_bytes(data)
-        assert not facts_of(tmp_path / name).networks
-    assert facts_of(tmp_path) == facts_of(tmp_path / "none")
 
 
 def copies_of(*names: str) -> Callable[[Path], None]:

@@ -133,13 +133,6 @@ def test_a_value_comes_back(name: str, tmp_path: Path) -> None:
     assert [facts(one) for one in (back["b"][0], back["a"][0], back["c"])] == [facts(content)] * 3
 
 
-def test_a_view_that_repeats_memory_costs_its_memory(tmp_path: Path) -> None:
-    summary = birdie.save_object({"mask": torch.randn(1, 1024).expand(1 << 20, 1024)}, tmp_path / "x.birdie")
-    assert summary.bytes < 5000
-    assert birdie.load_object(tmp_path / "x.birdie")["mask"].stride() == (0, 1)
-    assert birdie.load(tmp_path / "x.birdie")["mask"].shape == (1 << 20, 1024)
-
-
 def views() -> dict[str, Any]:
     w, memory = torch.randn(6, 8), torch.randn(20)
     return {
@@ -180,33 +173,6 @@ def test_views_share_their_memory_again(tmp_path: Path) -> None:
     assert len(again.getvalue()) <= len(buffer.getvalue())
 
 
-def test_a_flat_state_dict_of_views_fills_a_module(tmp_path: Path) -> None:
-    model = nn.Linear(8, 8)
-    state = OrderedDict(weight=model.weight.detach(), bias=model.weight.detach()[3])
-    birdie.save_object(state, tmp_path / "x.birdie")
-    fresh = birdie.load(tmp_path / "x.birdie", into=nn.Linear(8, 8))
-    assert torch.equal(fresh.weight, state["weight"])
-    assert torch.equal(fresh.bias, state["bias"])
-
-
-def test_parts_of_one_memory_without_a_common_element_are_entries_of_their_own(tmp_path: Path) -> None:
-    memory = torch.randn(4, 6)
-    content = {"q": memory[:2], "k": memory[2:], "left": torch.randn(4, 6)[:, :3], "int": memory.view(torch.int32)[:0]}
-    birdie.save_object(content, tmp_path / "x.birdie")
-    assert [tensor.name for tensor in birdie.inspect(tmp_path / "x.birdie").tensors] == [*content]
-    back = birdie.load_object(tmp_path / "x.birdie")
-    assert all(torch.equal(back[name], content[name]) for name in content)
-
-
-def test_what_surrounds_views_in_memory_is_not_stored(tmp_path: Path) -> None:
-    memory = torch.arange(1.0, 101.0)
-    birdie.save_object({"a": memory[10:20].expand(2, 10), "b": memory[15:40:5]}, tmp_path / "x.birdie")
-    back = birdie.load_object(tmp_path / "x.birdie")
-    assert torch.equal(back["b"], memory[15:40:5])
-    held = torch.empty(0).set_(back["a"].untyped_storage()).tolist()
-    assert {*held} - {0.0} == {*memory[10:20].tolist(), *memory[15:40:5].tolist()}
-
-
 def test_attributes_are_kept(tmp_path: Path) -> None:
     first, plain = Parameter(torch.randn(3, 2)), torch.randn(3)
     first.no_decay, first.axes = True, ("rows", 2)  # type: ignore[attr-defined]
@@ -223,18 +189,6 @@ def test_attributes_are_kept(tmp_path: Path) -> None:
     assert back["data"].data_ptr() == back["tied"].data_ptr()
     assert back["last"].stride() == last.stride()
     assert vars(back["last"]) == {"tag": None}
-
-
-@pytest.mark.parametrize("value", [object(), torch.ones(2), [torch.ones(2)], print], ids=range(4))
-def test_attributes_that_no_file_holds_are_named(value: Any, tmp_path: Path) -> None:
-    weight = torch.ones(2)
-    weight.hook = value  # type: ignore[attr-defined]
-    with pytest.raises(WeightsError, match=r"attribute 'hook' of the tensor 'content/w'"):
-        kept({"w": weight}, tmp_path)
-    del weight.hook  # type: ignore[attr-defined]
-    weight.split = 3  # type: ignore[assignment,method-assign]
-    with pytest.raises(WeightsError, match=r"attribute 'split' of the tensor 'content/w'"):
-        kept({"w": weight}, tmp_path)
 
 
 class Subclass(Tensor):
@@ -317,12 +271,10 @@ def test_a_changed_structure_is_refused_or_harmless(name: str, data: st.DataObje
         pytree.rebuild(skeleton, tensors)
 
 
-def test_weights_alone_say_what_they_lose(tmp_path: Path) -> None:
-    plain = {"w": torch.randn(3, 4), "b": torch.randn(2)}
-    assert birdie.save(plain, tmp_path / "x.birdie", lossless=True).not_kept == ()
-    last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    last.tag = 1  # type: ignore[attr-defined]
-    content = {**plain, "last": last, "row": plain["w"][1]}
-    lost = " ".join(birdie.save(content, tmp_path / "x.birdie", lossless=True).not_kept)
-    assert all(word in lost for word in ("tag", "1 tensors (channels last", "1 tensors that are views"))
-    assert birdie.save_object(content, tmp_path / "x.birdie").not_kept == ()
+def test_a_flat_state_dict_of_views_fills_a_module(tmp_path: Path) -> None:
+    model = nn.Linear(8, 8)
+    state = OrderedDict(weight=model.weight.detach(), bias=model.weight.detach()[3])
+    birdie.save_object(state, tmp_path / "x.birdie")
+    fresh = birdie.load(tmp_path / "x.birdie", into=nn.Linear(8, 8))
+    assert torch.equal(fresh.weight, state["weight"])
+    assert torch.equal(fresh.bias, state["bias"])

@@ -79,16 +79,6 @@ def test_a_file_with_numbers_of_numpy_is_opened_and_comes_back_whole(zipped: boo
     assert type(back["log"][0]) is np.float64
 
 
-def test_other_values_of_numpy_keep_no_file_from_being_opened(tmp_path: Path) -> None:
-    others = {
-        "array": np.arange(3), "texts": np.array(["a"]), "generator": np.random.default_rng(0),
-        "date": np.datetime64("2020-01-01"), "kind": np.dtype("f4"), "pair": np.zeros(1, "i4,f8")[0],
-    }  # fmt: skip
-    torch.save({"model": {"w": torch.ones(3, 4)}, **others}, tmp_path / "x.pt")
-    assert read_weights(tmp_path / "x.pt").dropped.keys() == others.keys()
-    assert read_weights(tmp_path / "x.pt").state.keys() == {"w"}
-
-
 class Call:
     """Pickles as a call."""
 
@@ -108,21 +98,6 @@ def test_hostile_arrays_are_none(state: Any) -> None:
     array = numpy_values.Array()
     array.__setstate__(state)
     assert numpy_values.tensor_of(array) is None
-
-
-def test_random_states_come_back(tmp_path: Path) -> None:
-    """As most checkpoints of training have them."""
-    states = {
-        "numpy": np.random.RandomState(0).get_state(),
-        "torch": torch.get_rng_state(),
-        "python": (3, (1, 2), None),
-    }
-    torch.save({"model": {"w": torch.ones(3, 4)}, "rng": states}, tmp_path / "x.pt")
-    birdie.save_object(read_object(tmp_path / "x.pt", skip_objects=True), tmp_path / "x.birdie")
-    back = birdie.load_object(tmp_path / "x.birdie")["rng"]["numpy"]
-    one, other = np.random.RandomState(1), np.random.RandomState(0)
-    one.set_state(back)
-    assert np.array_equal(one.rand(9), other.rand(9))
 
 
 @pytest.mark.parametrize(

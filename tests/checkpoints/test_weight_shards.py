@@ -17,7 +17,7 @@ from birdie.artifact.base import Base
 from birdie.artifact.folders import write_folder
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.repack import write_checkpoint
-from birdie.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import main
 from birdie.errors import ArtifactError, WeightsError
 
@@ -91,14 +91,6 @@ def test_a_tensor_is_read_from_the_shard_that_the_index_gives_it_to(overlay: str
     assert same(open_checkpoint(tmp_path / f"{overlay}.{kind}").content, {"b.w": model["b.w"]})
 
 
-def test_a_file_that_no_index_names_is_read_as_it_is(tmp_path: Path) -> None:
-    index, model, _ = edited(tmp_path, "z")
-    save_file(model, tmp_path / "merged.safetensors")
-    assert same(open_checkpoint(tmp_path / "merged.safetensors").content, model)
-    index.write_text("{")
-    assert len(open_checkpoint(tmp_path / "m-00001-of-00002.safetensors").content) == 2
-
-
 def test_what_an_index_does_not_name_and_names_in_vain_is_said(tmp_path: Path) -> None:
     index, model, _ = edited(tmp_path, "z")
     where = json.loads(index.read_text())["weight_map"]
@@ -113,35 +105,12 @@ def test_what_an_index_does_not_name_and_names_in_vain_is_said(tmp_path: Path) -
         assert any("d.w" in note for note in checkpoint.notes)
 
 
-def test_the_only_copy_of_a_tensor_is_read_wherever_it_lies(tmp_path: Path) -> None:
-    index, model, _ = edited(tmp_path, "z")
-    where = json.loads(index.read_text())["weight_map"]
-    index.write_text(json.dumps({"weight_map": where | {"c.w": where["a.w"]}}))
-    checkpoint = open_checkpoint(tmp_path)
-    assert same(checkpoint.content, model)
-    assert any(note.startswith("c.w was read from m-00002") for note in checkpoint.notes)
-
-
 def test_a_shard_that_is_missing_is_an_error_by_every_door(tmp_path: Path) -> None:
     index, *_ = edited(tmp_path, "z")
     (tmp_path / "m-00002-of-00002.safetensors").unlink()
     for door in (tmp_path, index):
         with pytest.raises(WeightsError, match=r"m-00002-of-00002\.safetensors is missing, a shard that"):
             open_checkpoint(door)
-
-
-def test_an_index_is_not_used_for_shards_that_the_user_leaves_out(tmp_path: Path) -> None:
-    index, model, stale = edited(tmp_path, "z")
-    checkpoint = open_checkpoint(tmp_path, skip=["z.*"])
-    assert same(checkpoint.content, model | stale)
-    assert checkpoint.left_out[index.name][1] == "it lists z.safetensors, which --skip or --keep names"
-
-
-def test_of_two_indices_the_one_that_is_used_is_named(tmp_path: Path) -> None:
-    edited(tmp_path, "z")
-    edited(tmp_path, "z", "bin")
-    left_out = open_checkpoint(tmp_path).left_out
-    assert left_out[NAMES["bin"]][1] == f"the same weights in another form; {NAMES['safetensors']} is taken"
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -176,15 +145,6 @@ def test_shards_come_back_under_their_names_with_their_index(
     assert run("decompress", file, "-o", other, "--max-shard-size", "2kB") == 0
     assert same(open_checkpoint(other).content, birdie.load(file))
     assert not open_checkpoint(other).notes
-
-
-def test_other_shards_replace_an_index_in_a_folder_of_its_own_too(tmp_path: Path) -> None:
-    edited(tmp_path / "in" / "unet", "z")
-    (tmp_path / "in" / "model_index.json").write_text("{}")
-    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--lossless", "--effort", "fast") == 0
-    assert run("decompress", tmp_path / "x.birdie", "-o", tmp_path / "out", "--max-shard-size", "1MB") == 0
-    assert files_of(tmp_path / "out").keys() == {"model_index.json", "unet/model.safetensors"}
-    assert same(open_checkpoint(tmp_path / "out").content, open_checkpoint(tmp_path / "in").content)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -274,12 +234,10 @@ def test_shards_that_are_no_files_of_a_folder_are_refused(shards: object, tmp_pa
     damaged({"shards": shards}, tmp_path)
 
 
-@pytest.mark.parametrize("trees", [3, {"": 3}, {"": [1, 2]}, {"": [["dict", ["a"], []]]}], ids=str)
-def test_trees_that_are_no_objects_are_refused(trees: object, tmp_path: Path) -> None:
-    damaged({"shards": {"": {"files": ["x.pt"]}}, "trees": trees}, tmp_path)
-
-
-def test_a_checkpoint_has_no_notes_if_nothing_is_to_be_said(tmp_path: Path) -> None:
-    save_file(state(0, "w"), tmp_path / "model.safetensors")
-    checkpoint: Checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.notes == ()
+def test_the_only_copy_of_a_tensor_is_read_wherever_it_lies(tmp_path: Path) -> None:
+    index, model, _ = edited(tmp_path, "z")
+    where = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": where | {"c.w": where["a.w"]}}))
+    checkpoint = open_checkpoint(tmp_path)
+    assert same(checkpoint.content, model)
+    assert any(note.startswith("c.w was read from m-00002") for note in checkpoint.notes)

@@ -9,7 +9,6 @@ import math
 import os
 import pickle
 import pty
-import random
 import re
 import signal
 import socket
@@ -28,10 +27,9 @@ from safetensors.torch import load_file, save_file
 
 import birdie
 import birdie.cli
-from birdie.cli import build_app, commands
-from birdie.cli.console import exit_code_of, leave, new_app, run, stop_on_signal
+from birdie.cli import build_app
+from birdie.cli.console import exit_code_of, run, stop_on_signal
 from birdie.compress import registry
-from birdie.errors import ConfigError
 from birdie.gpt.data.shards import read_shard, write_shard
 from birdie.gpt.data.tokenizer import ByteTokenizer
 from birdie.gpt.run.evaluation import evaluate
@@ -129,29 +127,6 @@ def test_a_new_command_is_one_file(
         sys.modules.pop("birdie.cli.hello", None)
 
 
-def test_a_file_whose_docstring_names_no_command_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other.py").write_text(HELLO)
-    (tmp_path / "plain.py").write_text('"""Draw charts."""\n')
-    monkeypatch.setattr(birdie.cli, "__path__", [str(tmp_path)])
-    assert commands() == {}
-
-
-def test_an_application_that_is_called_again_keeps_no_value() -> None:
-    app = new_app("birdie add")
-
-    @app.default
-    def add(first: int = 1, *, second: int = 2) -> int:
-        return first + second
-
-    calls: list[tuple[list[str], int]] = [([], 3), (["3"], 5), ([], 3), (["--second", "5"], 6), (["4"], 6), ([], 3)]
-    assert [app(tokens) for tokens, _ in calls] == [total for _, total in calls]
-
-
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(build_app, ["--version"]) == 0
-    assert capsys.readouterr().out == f"{birdie.__version__}\n"
-
-
 def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
     code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--lossless")
     assert code == 0
@@ -162,16 +137,6 @@ def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> No
     original, decoded = load_file(weights), load_file(tmp_path / "back.safetensors")
     assert original.keys() == decoded.keys()
     assert all(torch.equal(original[name], decoded[name]) for name in original)
-
-
-def test_a_budget_is_met(ask: Ask, weights: Path, tmp_path: Path) -> None:
-    code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--budget", "40kB")
-    assert code == 0
-    assert answer["budget"] == 40_000
-    assert 39_900 <= answer["bytes"] <= 40_000
-    code, shown, _ = ask("inspect", tmp_path / "w.birdie")
-    assert code == 0
-    assert shown["bytes"] == answer["bytes"]
 
 
 def test_without_json_commands_print_tables(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -469,36 +434,6 @@ def test_ranks_share_tensors_and_write_the_file_of_one_process(two_ranks: Path) 
     assert (two_ranks / "ranks.birdie").read_bytes() == (two_ranks / "one.birdie").read_bytes()
 
 
-@pytest.mark.parametrize(("ranks", "code", "way"), [
-    ("8", 1, "at once"), ("8", 0, "at once"), ("1", 1, "exit"), ("1", 0, "exit"), ("1", 130, "at once"),
-])  # fmt: skip
-def test_a_rank_ends_at_once(ranks: str, code: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's own end would wait for NCCL, which waits for the other ranks; torchrun could not restart them."""
-    ends: list[str] = []
-
-    def end(name: str) -> Callable[[int], None]:
-        def call(_code: int) -> None:
-            ends.append(name)
-            raise SystemExit
-
-        return call
-
-    monkeypatch.setenv("WORLD_SIZE", ranks)
-    monkeypatch.setattr(os, "_exit", end("at once"))
-    monkeypatch.setattr(sys, "exit", end("exit"))
-    with pytest.raises(SystemExit):
-        leave(code)
-    assert ends == [way]
-
-
-def test_sample_is_repeatable(ask: Ask, trained: Path) -> None:
-    tokens = ["sample", trained / "model.birdie", "--prompt", "def f(", "--tokens", "12", "--seed", "3"]
-    code, first, _ = ask(*tokens)
-    assert code == 0
-    assert first["text"].startswith("def f(")
-    assert ask(*tokens)[1] == first
-
-
 class Terminal(io.TextIOBase):
     """A terminal as stderr, which sends a signal after step 3; SIGHUP as it closes, and every later write fails."""
 
@@ -554,38 +489,6 @@ def test_a_signal_saves_and_resume_goes_on(number: signal.Signals, trained: Path
     code, answer, err = ask(*command, "--train.iterations", step + 2, "--resume")
     assert (code, answer["steps"]) == (0, step + 2)
     assert f"resumed at step {step}" in err
-
-
-@pytest.mark.nightly
-def test_signals_and_kills_at_random_moments_lose_no_more_than_the_interval(trained: Path, tmp_path: Path) -> None:
-    """Each attempt continues the one before; the last ends the run as if nothing had happened."""
-    folder, every, generator = tmp_path / "run", 5, random.Random(1)
-    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
-    command += ["--resume", "--run.checkpoint-every", str(every), "--run.log-every", "1", "--train.iterations", "40"]
-    last = 0
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
-            seen, resumed = last, None
-            for line in process.stderr:
-                resumed = resumed or re.match(r".*resumed at step (\d+)", line)
-                if (step := re.match(r"step (\d+)  loss", line)) and (seen := int(step[1])) == last + 7:
-                    process.send_signal(number)
-                    time.sleep(generator.random() / 20)
-            process.wait()
-        assert process.returncode == (143 if number == signal.SIGTERM else -number)
-        assert (int(resumed[1]) if resumed else 0) == last
-        newest = load_checkpoint(folder / "checkpoints").step
-        assert newest >= (seen if number == signal.SIGTERM else seen - every)
-        last = newest
-    uninterrupted = tmp_path / "uninterrupted"
-    results = []
-    for target in (folder, uninterrupted):
-        arguments = [str(target) if part == str(folder) else part for part in command[3:]]
-        assert run(build_app, [*arguments, "--json"]) == 0
-        results.append(json.loads((target / "summary.json").read_text()))
-        assert not [path for path in target.rglob(".*") if path.is_dir() or path.is_file()]
-    assert results[0]["bpb_artifact"] == results[1]["bpb_artifact"]
 
 
 def test_a_second_run_on_a_folder_fails_at_once_and_says_who_has_it(trained: Path, ask: Ask) -> None:
@@ -650,22 +553,6 @@ def test_a_signal_that_python_would_drop_ends_the_command(capfd: pytest.CaptureF
     assert ([signal.getsignal(number) for number in signal.Signals], sys.unraisablehook) == (handlers, hook)
 
 
-def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
-    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert exit_code_of(lambda: os.kill(os.getpid(), signal.SIGHUP)) == 0
-    finally:
-        signal.signal(signal.SIGHUP, previous)
-
-
-def test_a_run_is_not_overwritten_by_default(trained: Path, ask: Ask) -> None:
-    recipe = (trained / "recipe.toml").read_text()
-    code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--train.iterations", "2")
-    assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    assert "--resume" in answer["error"]["message"]
-    assert (trained / "recipe.toml").read_text() == recipe
-
-
 @pytest.mark.parametrize(
     "change", [["--model.logit-softcap", "5"], ["--data.order", "shuffled"], ["--train.train-seq-len", "32"]]
 )
@@ -725,12 +612,6 @@ class Bomb:
         return os.system, (f"touch {self.target}",)
 
 
-def flip_bit(path: Path, share: float) -> None:
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * share)] ^= 0x10
-    path.write_bytes(data)
-
-
 def test_a_pickle_cannot_run_code(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     code, answer, _ = ask("compress", tmp_path / "evil.pt", "-o", tmp_path / "out.birdie")
@@ -738,23 +619,6 @@ def test_a_pickle_cannot_run_code(ask: Ask, tmp_path: Path) -> None:
     assert answer["error"]["type"] == "WeightsError"
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out.birdie").exists()
-
-
-def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tmp_path: Path) -> None:
-    good = tmp_path / "good.birdie"
-    assert ask("compress", weights, "-o", good)[0] == 0
-    for number, share in enumerate((0.0, 0.001, 0.3, 0.999)):
-        bad = tmp_path / f"bad{number}.birdie"
-        bad.write_bytes(good.read_bytes())
-        flip_bit(bad, share)
-        code, answer, _ = ask("decompress", bad, "-o", tmp_path / "out.pt")
-        assert (code, answer["error"]["type"]) == (1, "ArtifactError"), share
-        assert "\n" not in answer["error"]["message"]
-    for size in (0, 5, 40, good.stat().st_size - 1):
-        bad = tmp_path / f"cut{size}.birdie"
-        bad.write_bytes(good.read_bytes()[:size])
-        assert ask("decompress", bad, "-o", tmp_path / "out.pt")[1]["error"]["type"] == "ArtifactError"
-    assert not (tmp_path / "out.pt").exists()
 
 
 @pytest.mark.parametrize(
@@ -853,17 +717,6 @@ def test_specs_mean_the_same_on_the_command_line_and_in_python(ask: Ask, tmp_pat
         assert (tmp_path / "cli.birdie").read_bytes() == (tmp_path / "python.birdie").read_bytes()
 
 
-@pytest.mark.parametrize("spec", ["int66", "INT8", "sigma:much", "codebook:k=", "lowrank:rank=4,base=int9", ""])
-def test_what_is_no_spec_is_refused_on_the_command_line_as_in_python(
-    ask: Ask, spec: str, weights: Path, tmp_path: Path
-) -> None:
-    code, answer, _ = ask("compress", weights, "-o", tmp_path / "x.birdie", "--scheme", spec)
-    assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    with pytest.raises(ConfigError) as error:
-        birdie.save({"w": torch.ones(64, 64)}, tmp_path / "x.birdie", scheme=spec)
-    assert answer["error"]["message"] == " ".join(str(error.value).split())
-
-
 def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names of tensors may contain markup of rich, or control sequences of the terminal."""
     torch.save({"[/x]": torch.zeros(3), "a[bold].w": torch.zeros(3), "\x1b[2Jclear": torch.zeros(3)}, tmp_path / "m.pt")
@@ -873,13 +726,6 @@ def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
     assert "[/x]" in out
     assert "a[bold].w" in out
     assert "\x1b[2J" not in out + err
-
-
-def test_the_output_is_never_the_input(ask: Ask, weights: Path) -> None:
-    content = weights.read_bytes()
-    code, answer, _ = ask("compress", weights, "-o", weights)
-    assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    assert weights.read_bytes() == content
 
 
 def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
@@ -910,16 +756,6 @@ def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
         code, answer, _ = ask(*again)
         assert (code, answer["error"]["type"]) == (1, "DataError")
         assert "has no byte sidecar (fineweb_val_bytes_000000.bin)" in answer["error"]["message"]
-
-
-def test_text_in_both_splits_is_refused(ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    (tmp_path / "b.txt").write_text("two\nfour\n")
-    flags = ["--validation", tmp_path / "b.txt", "--documents", "line", "--tokenizer", "bytes", "-o", tmp_path / "data"]
-    code, answer, _ = ask("prepare", tmp_path / "a.txt", *flags)
-    assert (code, answer["error"]["type"]) == (1, "DataError")
-    assert f"the first of them document 2 of {tmp_path / 'a.txt'}" in answer["error"]["message"]
-    assert not list((tmp_path / "data").rglob("*.bin"))
 
 
 def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path) -> None:

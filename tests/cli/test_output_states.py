@@ -19,8 +19,6 @@ from safetensors.torch import save_file
 
 import birdie
 import birdie.golf.packed_script
-from birdie.artifact.folders import write_folder
-from birdie.artifact.saving import write_model
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.golf import submission
@@ -28,7 +26,6 @@ from birdie.golf.packed_script import PackedScript
 from birdie.gpt.data.shards import write_shard
 
 MINE = b"written by somebody else"
-Prepare = Callable[[Path, Path], None]
 
 
 @pytest.fixture(autouse=True)
@@ -339,24 +336,3 @@ def test_folders_of_results_are_begun_where_nothing_is(
     assert run(build_app, [*tokens, str(target), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"]["type"] in ("OutputError", "ConfigError")
     assert (untouched.lost(), untouched.new()) == ([], [])
-
-
-def test_python_asks_as_the_command_does(inputs: Path, tmp_path: Path) -> None:
-    target = tmp_path / "thesis"
-    target.write_bytes(MINE)
-    (tmp_path / "link").symlink_to(target)
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "thesis").write_bytes(MINE)
-    calls: tuple[Callable[..., Any], ...] = (
-        lambda **options: write_model({"w": torch.ones(2, 2)}, target, **options),
-        lambda **options: write_model({"w": torch.ones(2, 2)}, tmp_path / "link", **options),
-        lambda **options: write_folder(inputs / "m.birdie", folder, **options),
-    )
-    for call in calls:
-        target.write_bytes(MINE)
-        with pytest.raises(birdie.errors.OutputError, match=r"remove it|overwrite|link"):
-            call()
-        assert target.read_bytes() == (folder / "thesis").read_bytes() == MINE
-        call(overwrite=True)
-        assert (folder / "thesis").read_bytes() == MINE

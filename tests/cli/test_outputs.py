@@ -80,23 +80,6 @@ def test_compress_replaces_no_file_of_a_checkpoint(
         assert "would destroy" in message
 
 
-@pytest.mark.parametrize("kind", ["pt", "ptz", "safetensors"])
-def test_compress_and_decompress_do_not_replace_their_file(
-    refused: Callable[..., str], tmp_path: Path, kind: str
-) -> None:
-    """A .birdie file may have any name, and so may its links."""
-    source, artifact = tmp_path / f"input.{kind}", tmp_path / f"m.{kind}"
-    state = {"a": torch.randn(64, 32)}
-    save_file(state, source) if kind == "safetensors" else torch.save(state, source)
-    birdie.save(state, artifact)
-    for command, file in (("compress", source), ("decompress", artifact)):
-        (link := tmp_path / f"{command} link.{kind}").symlink_to(file)
-        (hard := tmp_path / f"{command} hard.{kind}").hardlink_to(file)
-        for output in (file, link, hard, tmp_path / ".." / tmp_path.name / file.name):
-            assert "would destroy" in refused(command, file, "-o", output, kind="ConfigError")
-            assert "would destroy" in refused(command, link, "-o", output, kind="ConfigError")
-
-
 def test_compress_replaces_no_file_of_its_calibration(
     refused: Callable[..., str], shards: Path, tmp_path: Path
 ) -> None:
@@ -113,16 +96,6 @@ def test_compress_replaces_no_file_of_its_calibration(
         for calibrate in (run_folder, run_folder / "recipe.toml"):
             tokens = ("compress", shards, "-o", tmp_path / output, "--calibrate", calibrate)
             assert "would destroy" in refused(*tokens, kind="ConfigError")
-
-
-def test_the_decoder_replaces_no_source(
-    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "package" / "inner").mkdir(parents=True)
-    source = tmp_path / "package" / "inner" / "module.py"
-    source.write_text("x = 1")
-    monkeypatch.setattr(birdie.cli.script, "PACKAGE", tmp_path / "package")
-    assert "would destroy" in refused("script", "--kind", "decoder", "-o", source, kind="ConfigError")
 
 
 def test_train_replaces_no_recipe_that_somebody_wrote(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -172,12 +145,6 @@ def test_a_folder_is_no_output_of_any_command(
         message = refused(*(token.format(tmp=tmp_path) for token in tokens), name, kind="OutputError")
         assert "folder; give the name of a file" in message
     assert not (tmp_path / "nope").exists()
-
-
-def test_save_takes_no_name_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(birdie.errors.OutputError, match="name of a folder"):
-        birdie.save({"a": torch.zeros(4, 4)}, f"{tmp_path}/nope/")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -277,25 +244,6 @@ def test_the_name_and_the_content_tell_file_from_folder(
     assert ("left out: config.json" in lines) == (is_file and source == "hf")
 
 
-@pytest.mark.usefixtures("kept_folder")
-def test_other_suffixes_follow_the_content(
-    ask: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    for name in ("x.weights", "org.mine"):
-        assert ask("decompress", "one.birdie", "-o", f"one {name}")[1]["written"] == "file"
-        assert ask("decompress", "hf.birdie", "-o", f"hf {name}")[1]["written"] == "folder"
-    assert ask("decompress", "one.birdie", "-o", "one.safetensors")[1]["left_out"] == ["all that is no tensor"]
-    (tmp_path / "there.pt").mkdir()
-    assert ask("decompress", "hf.birdie", "-o", "there.pt")[1]["written"] == "folder"
-    for name in ("x.onnx", "x.json", "x.gguf", "x.birdie", "x.txt"):
-        for source in ("hf", "one"):
-            code, answer = ask("decompress", f"{source}.birdie", "-o", name)
-            assert (code, answer["error"]["type"]) == (1, "ConfigError")
-            assert f"{name}/" in answer["error"]["message"]
-            assert not (tmp_path / name).exists()
-
-
 def test_a_link_of_a_chain_is_written_under_any_name_of_its_kind(
     ask: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -312,11 +260,3 @@ def test_a_link_of_a_chain_is_written_under_any_name_of_its_kind(
     assert (code, answer["left_out"]) == (0, ["all that is no tensor"])
     code, answer = ask("decompress", "chain", "--step", 60, "-o", "s60.ptz")
     assert (code, "bit for bit" in answer["error"]["message"]) == (1, True)
-
-
-def test_only_a_chain_may_have_the_name_of_a_new_folder(
-    ask: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
-) -> None:
-    save_file({"a": torch.zeros(4, 4)}, tmp_path / "w.safetensors")
-    code, answer = ask("compress", "w.safetensors", "-o", "new/")
-    assert (code, answer["error"]["type"]) == (1, "OutputError")

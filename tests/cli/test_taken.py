@@ -19,16 +19,42 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact import file_forecast as forecast
 from birdie.cli import main
-from tests.cli.layout_models import Detector, Perceptron, Policy, adam, seeded
-from tests.cli.test_real_layouts import LAYOUTS, OF_LIBRARIES, one_file, texts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 State = dict[str, Tensor]
 Write = Callable[[Path], Path]
 
 
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(24, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 10))
+
+
 def perceptron(seed: int = 0) -> State:
-    return dict(seeded(Perceptron, seed).state_dict())
+    return dict(network(seed).state_dict())
+
+
+def adam(module: nn.Module) -> dict[str, Any]:
+    """State of an optimizer after a step."""
+    optimizer = torch.optim.Adam(module.parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def one_file(name: str, content: Callable[[], Any]) -> Write:
+    def write(folder: Path) -> Path:
+        torch.save(content(), folder / name)
+        return folder / name
+
+    return write
+
+
+def texts(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"file": name}), encoding="utf-8")
 
 
 def near(state: State) -> State:
@@ -75,7 +101,7 @@ FILES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {  # content, and 
     )),
     "adapter alone": (lambda: {"lora": {"a.lora_A": MATRIX, "a.lora_B": MATRIX.T}, "r": 4}, ("taken: lora",)),
     "numbers of NumPy": (lambda: {
-        "network_weights": perceptron(), "optimizer_state": adam(seeded(Perceptron)), "_best_ema": np.float64(0.9),
+        "network_weights": perceptron(), "optimizer_state": adam(network()), "_best_ema": np.float64(0.9),
         "logging": {"dice": [0.1, np.float32(0.2)]}, "init_args": {"plans": (1, 2)}, "trainer_name": "x",
     }, ("taken: network_weights", "_best_ema")),
 }  # fmt: skip
@@ -83,7 +109,7 @@ FILES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {  # content, and 
 
 def training_state(folder: Path) -> Path:
     save_file(perceptron(), folder / "model.safetensors", {"format": "pt"})
-    torch.save(adam(seeded(Detector)), folder / "optimizer.bin")
+    torch.save(adam(nn.Linear(90, 90)), folder / "optimizer.bin")
     torch.save({"last_epoch": 3}, folder / "scheduler.bin")
     torch.save({"numpy": np.random.RandomState(0).get_state(), "torch": torch.get_rng_state()}, folder / "rng_0.pkl")
     torch.save({"ema.0.weight": MATRIX, "decay": 0.9}, folder / "custom_checkpoint_0.pkl")
@@ -138,11 +164,6 @@ CASES: dict[str, tuple[Write, tuple[str, ...], tuple[str, ...]]] = {
         ("--key", "state_dict.model.", "--key", "state_dict/ema_model."),
         ("taken: state_dict.model., state_dict.ema_model.",),
     ),
-    **{
-        name: (about.write, about.flags, (f"taken: {', '.join(about.taken)}",) if about.taken else ())
-        for name, about in LAYOUTS.items()
-        if name not in OF_LIBRARIES
-    },
 }  # fmt: skip
 
 
@@ -299,7 +320,7 @@ def test_a_dict_without_a_matrix_is_never_taken_for_the_model(
 
 
 def quantized() -> Any:
-    return torch.ao.quantization.quantize_dynamic(seeded(Perceptron), {nn.Linear}, dtype=torch.qint8).state_dict()
+    return torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}, dtype=torch.qint8).state_dict()
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -345,7 +366,7 @@ def test_part_of_a_state_dict_loads_into_the_module(tmp_path: Path, capsys: pyte
     torch.save({"state_dict": TWINS | {"weights": torch.ones(3)}}, tmp_path / "x.ckpt")
     flags = ("--lossless", "--key", "state_dict.ema_model.")
     ask(capsys, "compress", tmp_path / "x.ckpt", "-o", tmp_path / "x.birdie", *flags)
-    module = seeded(Perceptron, seed=5)
+    module = network(5)
     birdie.load(tmp_path / "x.birdie", into=module)
     assert all(torch.equal(tensor, TWINS[f"ema_model.{name}"]) for name, tensor in module.state_dict().items())
     save_file(TWINS, tmp_path / "x.safetensors")
@@ -359,25 +380,3 @@ def test_part_of_a_state_dict_loads_into_the_module(tmp_path: Path, capsys: pyte
     assert birdie.load(tmp_path / "y.birdie").keys() == module.state_dict().keys()
     ask(capsys, "compress", tmp_path / "x.ckpt", "-o", tmp_path / "z.birdie", *flags, "--base", tmp_path / "y.birdie")
     assert all(tensor.scheme == "delta" for tensor in birdie.inspect(tmp_path / "z.birdie").tensors)
-
-
-def test_a_fold_has_the_settings_without_which_its_program_opens_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    ask(capsys, "compress", folds(tmp_path / "in"), "-o", tmp_path / "x.birdie", "--scheme", "int8")
-    ask(capsys, "decompress", tmp_path / "x.birdie", "-o", tmp_path / "out")
-    was, has = (
-        torch.load(tmp_path / name / "fold_1" / "checkpoint_final.pth", weights_only=False) for name in ("in", "out")
-    )
-    assert has["network_weights"].keys() == was["network_weights"].keys()
-    kept = ("logging", "_best_ema", "init_args", "trainer_name")
-    assert equal({name: was[name] for name in kept}, {name: has[name] for name in kept})
-
-
-def test_only_weights_of_a_folder_keep_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"model": seeded(Policy).state_dict(), "args": argparse.Namespace(lr=1)}, tmp_path / "policy.pt")
-    texts(tmp_path, "config.json")
-    answer = ask(capsys, "compress", tmp_path, "-o", tmp_path.parent / "w.birdie", "--weights-only")
-    assert answer["files"].keys() == {"config.json"}
-    assert answer["dropped"].keys() == {"policy.pt: args"}

@@ -140,12 +140,6 @@ def test_planes_keep_every_number(shape: tuple[int, ...], dtype: torch.dtype) ->
     assert torch.allclose(torch.view_as_real(decoded).float(), torch.view_as_real(weight).float(), atol=4e-3)
 
 
-def test_views_are_the_numbers_they_show() -> None:
-    weight = random(48, 64)
-    for view in (weight.conj(), weight.mT, torch.view_as_complex(torch.randn(40, 40, 2)).conj().mT):
-        assert error(birdie.load(saved({"weight": view}))["weight"], view) < 0.01
-
-
 def test_what_is_no_weight_keeps_every_bit() -> None:
     model = Network()
     freqs = model.layers[0].freqs
@@ -178,13 +172,6 @@ def test_data_calibrate_the_other_weights_and_say_so(caplog: pytest.LogCaptureFi
     assert any("layers.0.weight" in message for message in caplog.messages)
     assert summary.error is not None
     assert summary.error < 0.01
-
-
-def test_equal_complex_tensors_are_stored_once() -> None:
-    weight = random(64, 64)
-    once, twice = saved({"a": weight}), saved({"a": weight, "b": weight.clone()})
-    assert len(twice) < len(once) + 64
-    assert same_bits(birdie.load(twice)["b"], birdie.load(once)["a"])
 
 
 def test_blocks_of_another_dtype_are_refused() -> None:

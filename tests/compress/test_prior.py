@@ -1,20 +1,14 @@
 """The prior tells kinds of weights and rows apart, in no unit, and its assumed inputs lower the error of outputs."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birdie.compress.prior import GATE, KINDS, USUAL, covariance, kinds_of, prior, prior_in_units_of
-from birdie.compress.registry import decode
+from birdie.compress.prior import KINDS, covariance, kinds_of, prior, prior_in_units_of
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.trellis.feedback import feedback
 from birdie.errors import WeightsError
 
 SHAPES = {
@@ -64,12 +58,6 @@ def test_the_kind_is_told_by_shapes(model: str) -> None:
     assert "".join(kind[0] for kind in kinds.values()) == letters
 
 
-def test_a_module_tells_its_embeddings() -> None:
-    shapes, _ = MODELS["as tall as a layer"]
-    kinds = kinds_of({name: torch.empty(shape) for name, shape in shapes.items()}, embeddings={"t"})
-    assert kinds == {"t": "embedding", "up": "matrix", "down": "matrix", "q": "matrix"}
-
-
 @given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
 @settings(max_examples=20)
 def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
@@ -103,60 +91,6 @@ def test_units_of_another_scale_count_like_the_others(decades: int) -> None:
     # a column of 24 rows has the median energy that chance says
     assert (np.abs(np.log(taps.power[units] / factor**2)) < np.log(4)).all()
     assert (np.delete(taps.power, units) == 1).all()
-
-
-def test_rows_keep_their_weight_in_any_order() -> None:
-    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
-    weight = weights()["conv.weight"]
-    np.testing.assert_allclose(rows(prior({"x": weight[order]})["x"]), rows(prior({"x": weight})["x"])[order])
-
-
-def test_one_row_that_is_far_larger_does_not_make_the_others_coarse() -> None:
-    """In a voice activity detector one row has 500 times the energy of the others."""
-    weight = weights()["frames.weight"]
-    larger = torch.cat([weight, 30 * weight[:1]])
-    alone, beside = rows(prior({"x": weight})["x"]), rows(prior({"x": larger})["x"])
-    np.testing.assert_allclose(beside[:-1] / beside[0], alone / alone[0], rtol=0.1)
-    energies = (larger**2).flatten(1).sum(1)
-    assert beside[-1] * energies[-1] > 3 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
-
-
-def test_gates_count_by_their_own_size() -> None:
-    state = weights()
-    weight = state["rnn.weight_ih_l0"]
-    weight[::2] *= 10
-    products = rows(prior(state)["rnn.weight_ih_l0"]) * (weight.double() ** 2).sum(1)
-    np.testing.assert_allclose(products, products[0], rtol=1e-5)
-
-
-def test_matrices_weigh_by_their_elements_kernels_do_not_and_small_matrices_are_precise() -> None:
-    """By the assumption of kinds; the mean with plain ones lies between it and these."""
-
-    def ratio(first: tuple[str, int], second: tuple[str, int]) -> float:
-        """Return the cost of a relative error of the first matrix in that of the second, both in one model."""
-        kinds = dict(zip("ab", (first[0], second[0]), strict=True))
-        shapes = {
-            name: (count, 1, *((1, 1) if kinds[name] == "image" else ()))
-            for name, (_, count) in zip("ab", (first, second), strict=True)
-        }
-        every = prior({name: torch.ones(shape) for name, shape in shapes.items()}, kinds=kinds)
-        return float(rows(every["a"]).sum() / rows(every["b"]).sum())
-
-    def lies_between(value: float, by_kind: float, by_weights: float) -> bool:
-        return min(by_kind, by_weights, 1.0) / 1.01 <= value <= 1.01 * max(by_kind, by_weights, 1.0)
-
-    usual = "matrix", USUAL
-    for first, by_kind in (
-        (("matrix", 4 * USUAL), 4.0),
-        (("matrix", GATE), 1.0),
-        (("matrix", GATE // 8), 64.0),
-        (("embedding", USUAL), 24.0),
-    ):
-        assert lies_between(ratio(first, usual), by_kind, first[1] / USUAL)
-    assert lies_between(ratio(("image", 64), ("image", USUAL)), 1.0, 64 / USUAL)
-    assert ratio(("matrix", GATE // 8), usual) > ratio(("matrix", GATE // 2), usual) > ratio(("matrix", GATE), usual)
-    assert ratio(("matrix", 4 * USUAL), usual) > ratio(("matrix", 2 * USUAL), usual) > 1
-    assert ratio(("embedding", USUAL), usual) > 2
 
 
 @pytest.mark.parametrize(
@@ -198,19 +132,3 @@ def test_zeros_have_a_finite_weight_and_what_is_not_finite_is_refused() -> None:
     zero_row[0, 0, 0, 0] = torch.nan
     with pytest.raises(WeightsError, match="'x'"):
         prior({"x": zero_row})
-
-
-def test_error_feedback_by_assumed_inputs_halves_the_error_behind_a_relu() -> None:
-    """Smooth inputs of one sign, as in the middle of a network, at the same scale of the weights."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(32, 16, 3, 3, generator=generator)
-    noise = torch.randn(8, 16, 24, 24, generator=generator)
-    inputs = F.relu(F.avg_pool2d(noise, 3, 1, 1))
-    scheme = Trellis(8, sigma=0.3)
-
-    def error(sensitivity: Sensitivity) -> float:
-        decoded = decode(scheme.encode_with("x", weight, feedback(sensitivity, 32, 144), None))
-        return float((F.conv2d(inputs, decoded) - F.conv2d(inputs, weight)).square().mean())
-
-    known = prior({"x": weight})["x"]
-    assert error(known) < 0.5 * error(dataclasses.replace(known, taps=None))

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact.options import SaveOptions
 from birdie.compress import registry
 from birdie.compress.rate.assignment import parse_rules
 from birdie.compress.registry import parse_spec
@@ -27,10 +26,8 @@ from birdie.compress.schemes.spectral import Spectral
 from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.schemes.tucker import Tucker
-from birdie.compress.spec_examples import spec_examples
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ArtifactError, ConfigError
-from birdie.system.keywords import help_of, options_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "schemes.md"
 
@@ -171,12 +168,6 @@ def test_the_table_for_the_docs_has_every_word_and_option() -> None:
         if word.spec.listed:
             (row,) = [row for row in table.splitlines() if re.match(rf"\| `{name}[:`]", row)]
             assert all(option in row for option, _, _ in registry.options_of(word))
-
-
-def test_the_help_of_the_option_names_specs() -> None:
-    (text,) = [help_of(metadata) for option, _, metadata in options_of(SaveOptions) if option.name == "scheme"]
-    assert all(spec in text for spec in registry.examples_of_words())
-    assert tuple(registry.examples_of_words()) == spec_examples()
 
 
 @pytest.fixture

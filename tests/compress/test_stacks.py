@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
-from birdie.compress.prior import prior, prior_in_units_of
 from birdie.compress.row_blocks import as_matrix, encoded_blocks, is_stack
 from birdie.small.qat.fake_quantization import quantized
 from birdie.small.qat.settings import Qat
@@ -144,15 +143,6 @@ def test_any_stack_decodes_to_its_shape_from_the_same_bytes(shape: tuple[int, ..
         assert torch.equal(decoded["w"], weight) == ("lossless" in settings)
 
 
-def test_transposed_stacks_are_stored_as_what_they_hold() -> None:
-    weight = experts().transpose(1, 2)  # not in the order of the memory
-    file, decoded = saved({"w": weight}, scheme="int6")
-    assert (file, error(decoded["w"], weight) < 0.1) == (
-        saved({"w": weight.contiguous()}, scheme="int6")[0],
-        True,
-    )
-
-
 def test_small_matrices_share_a_block_and_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = torch.ones(20, 64, 64), torch.ones(2, 600, 4096)
     blocks = encoded_blocks(as_matrix(small), tuple(small.shape), by_rows=True)
@@ -162,15 +152,6 @@ def test_small_matrices_share_a_block_and_large_ones_are_cut(monkeypatch: pytest
     cut = encoded_blocks(as_matrix(large), tuple(large.shape), by_rows=True)
     assert cut == [slice(*ends) for ends in [(0, 256), (256, 600), (600, 856), (856, 1200)]]
     assert encoded_blocks(as_matrix(large), tuple(large.shape), by_rows=False) == [slice(0, 600), slice(600, 1200)]
-
-
-def test_a_relative_error_of_each_matrix_costs_the_same() -> None:
-    weight = experts()
-    apart = prior({str(i): matrix for i, matrix in enumerate(weight)})
-    together = prior_in_units_of({}, {"w": as_matrix(weight)}, {"w": len(weight)})["w"].row_fisher
-    rows = [sensitivity.row_fisher for sensitivity in apart.values()]
-    assert together is not None
-    torch.testing.assert_close(together, torch.cat([row for row in rows if row is not None]))
 
 
 class Experts(nn.Module):

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import birdie
@@ -19,11 +17,9 @@ from birdie.compress import tuning
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate import tuned as by_parts
-from birdie.compress.rate.job import Fixed, Numbers
 from birdie.compress.rate.search import Fit, fit_rest
-from birdie.compress.rate.tuned import in_parts, without_subnormals
-from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tuning import Done, Tuner, is_mixable, mixed, smaller
+from birdie.compress.rate.tuned import without_subnormals
+from birdie.compress.tuning import Done, Tuner
 from birdie.errors import BudgetError, ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,16 +109,6 @@ def test_the_rest_makes_up_for_a_matrix_on_fresh_data_as_well() -> None:
     assert torch.equal(one.value("up.weight"), damaged(module)["up.weight"])
 
 
-def test_differences_are_those_of_the_held_out_batches_and_their_mixtures() -> None:
-    module = net()
-    one, start, after = trained(module)
-    state = damaged(module) | {name: one.value(name) for name in REST}
-    assert one.measure(damaged(module)) == pytest.approx(start, rel=1e-6)
-    assert one.measure(state) == pytest.approx(after, rel=1e-6)
-    assert len(one.measure.batches) == 4
-    assert all(torch.equal(x, y) for (x, _), (y, _) in zip(one.measure.batches, some_batches()[-2:], strict=False))
-
-
 def test_no_input_is_changed() -> None:
     module, batches = net().train(), some_batches()
     originals = {name: weight.clone() for name, weight in module.state_dict().items()}
@@ -143,21 +129,6 @@ def test_what_is_worse_is_undone(rate: float, monkeypatch: pytest.MonkeyPatch) -
     assert after <= start
     if rate < 1:
         assert all(torch.equal(one.value(name), module.state_dict()[name]) for name in REST)
-
-
-def test_a_rate_that_shakes_is_lowered_until_steps_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "RATE", 100.0)
-    _, start, after = trained(net(), steps=400)
-    assert after < 0.8 * start
-
-
-def test_without_time_nothing_happens() -> None:
-    module = net()
-    one = tuner(module)
-    one.load(damaged(module))
-    start, after = one.train(REST, lambda: 1.0)
-    assert start == after
-    assert one.steps == 0
 
 
 def test_what_took_sixteen_bits_still_does() -> None:
@@ -185,14 +156,6 @@ def test_zeros_of_a_matrix_stay_zeros_and_those_of_a_bias_move() -> None:
     assert bool((one.value("down.bias") != 0).all())
 
 
-def test_weights_in_sixteen_bits_move_by_steps_that_they_cannot_show() -> None:
-    """Sums of small steps are kept in float32."""
-    module = net().bfloat16()
-    batches = [(x.bfloat16(), y) for x, y in some_batches()]
-    _, start, after = trained(module, batches=batches, steps=200)
-    assert after < 0.9 * start
-
-
 def test_only_float_parameters_change() -> None:
     module = net()
     names = ("down.bias", "norm.running_mean", "norm.num_batches_tracked", "nothing")
@@ -202,27 +165,10 @@ def test_only_float_parameters_change() -> None:
     assert torch.equal(one.value("up.bias"), module.up.bias)
 
 
-def test_batches_may_hold_single_numbers() -> None:
-    """Mixtures are of inputs alone: a temperature has no elements to mix."""
-    batches = [(x, y, torch.tensor(2.0)) for x, y in some_batches()]
-
-    def loss(module: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(module(batch[0]) / batch[2], batch[1])
-
-    _, start, after = trained(net(), batches=batches, loss=loss)  # type: ignore[arg-type]
-    assert after < start
-
-
 def test_labels_are_not_looked_at() -> None:
     module, batches = net(), some_batches()
     plain, other = (trained(module, batches=some)[0] for some in (batches, [(x, 5 - y) for x, y in batches]))
     assert torch.equal(plain.value("down.bias"), other.value("down.bias"))
-
-
-def test_batches_may_be_made_in_inference_mode() -> None:
-    with torch.inference_mode():
-        batches = some_batches()
-    assert trained(net(), batches=batches)[2] == pytest.approx(trained(net())[2])
 
 
 @pytest.mark.parametrize("loss", ["squares", "number"])
@@ -235,50 +181,6 @@ def test_losses_without_probabilities(loss: str) -> None:
     assert after < start
 
 
-def test_mixtures_lie_between_two_inputs_and_keep_all_else() -> None:
-    generator = torch.Generator().manual_seed(0)
-    inputs, labels = torch.rand(16, 2, 5), torch.arange(16)
-    assert is_mixable((inputs, labels))
-    x, y = mixed((inputs, labels), generator)
-    assert torch.equal(y, labels)
-    assert not torch.equal(x, inputs)
-    low, high = inputs.min(0).values, inputs.max(0).values
-    assert bool(((x >= low) & (x <= high)).all())
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        (torch.zeros(4, 3).long(), torch.zeros(4)),
-        (torch.rand(4, 3), torch.rand(4, 3)),
-        (torch.rand(4), torch.zeros(4).long()),
-    ],
-    ids=["tokens", "a mask or a time", "numbers"],
-)
-def test_what_is_not_mixed(batch: Batch) -> None:
-    assert not is_mixable(batch)
-
-
-class Together(nn.Module):
-    """Its outputs depend on all elements of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inner(x - x.mean(0))
-        return out
-
-
-def test_batches_are_cut_where_that_changes_no_prediction() -> None:
-    batches = some_batches()
-    assert len(smaller(batches, HeldOut(net(), batches, nats))) == tuning.PARTS * len(batches)
-    assert len(smaller(batches, HeldOut(Together(), batches, nats))) == len(batches)
-    mixed = [(x, torch.zeros(3)) for x, _ in batches]
-    assert len(smaller(mixed, HeldOut(net(), batches, nats))) == len(batches)
-
-
 def test_what_cannot_be_tuned_stays_as_it_is() -> None:
     module, batches = net(), some_batches()
     with pytest.raises(DataError, match="needs batches"):
@@ -287,18 +189,6 @@ def test_what_cannot_be_tuned_stays_as_it_is() -> None:
     assert trained(module, state=broken)[1:] == (math.inf, math.inf)
     ignored = [(x, torch.full_like(y, -100)) for x, y in batches[:-2]] + batches[-2:]  # batches without a target
     assert trained(module, batches=ignored)[0].steps == 0
-
-
-@given(sizes=st.lists(st.integers(1, 1000), max_size=30), parts=st.integers(1, 8))
-def test_parts_hold_every_matrix_once_small_ones_first(sizes: list[int], parts: int) -> None:
-    tensors = {str(index): torch.empty(size) for index, size in enumerate(sizes)}
-    jobs = [Fixed(numbers=Numbers(name, one, one), scheme=Lossless()) for name, one in tensors.items()]
-    split = in_parts(jobs, parts)
-    assert len(split) <= parts
-    assert all(split)
-    flat = [job for part in split for job in part]
-    assert sorted(job.name for job in flat) == sorted(job.name for job in jobs)
-    assert [job.tensor.numel() for job in flat] == sorted(sizes)
 
 
 @pytest.fixture(scope="module")
@@ -334,15 +224,6 @@ def test_a_tuned_file_meets_its_target_and_is_better(
         assert 0.97 * tuned.budget <= tuned.bytes <= tuned.budget  # the last matrix alone fills it
     measured = calibrated.measured()(birdie.load(tmp_path / "tuned"))
     assert measured == pytest.approx(tuned.error, rel=1e-4)
-
-
-def test_coarser_scales_that_predict_no_numbers_are_not_kept(tmp_path: Path) -> None:
-    """Weight normalization divides by the norm of a row, which may have no bits."""
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(24, 64)), nn.ReLU(), nn.Linear(64, 6))
-    summary = birdie.save(module, tmp_path / "x", quality=0.01, calibration=(module, some_batches(), nats), tune=0.5)
-    assert summary.error is not None
-    assert summary.error <= 0.01
 
 
 def test_what_may_be_chance_is_not_kept(calibrated: CalibrationResult, tmp_path: Path) -> None:

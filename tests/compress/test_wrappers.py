@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import birdie
 from birdie.checkpoints.checkpoints import read_state_dict
-from birdie.compress.wrappers import COUNTER, own_names, plain_name, unwrapped, without_wrappers
+from birdie.compress.wrappers import COUNTER, unwrapped
 from tests.nightly import mostly_nightly
 
 
@@ -99,14 +99,6 @@ def test_the_counter_of_an_average_is_kept(tmp_path: Path) -> None:
     assert int(average.n_averaged) == 3
 
 
-def test_a_module_without_wrappers_is_itself() -> None:
-    module = plain()
-    assert unwrapped(module) is module
-    assert unwrapped({"a": 1}) == {"a": 1}
-    with without_wrappers(module) as inner:
-        assert inner is module
-
-
 def test_an_unwrapped_module_computes_the_same_and_shares_its_tensors() -> None:
     module = around_one_part(nn.DataParallel).eval()
     inner, x = unwrapped(module), torch.randn(3, 4)
@@ -125,14 +117,3 @@ def test_calibration_reaches_weights_inside_of_wrappers(tmp_path: Path) -> None:
         calibration = (module, batches, nn.CrossEntropyLoss())
         birdie.save(module, tmp_path / name, calibration=calibration, bits=6.0)
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "wrapped").read_bytes()
-
-
-def test_names_of_a_module_s_own_part_called_module_are_kept() -> None:
-    expected, modules = ["module.weight", "module.bias", "head.weight"], ["", "module", "head"]
-    assert own_names(expected, expected, modules) == {name: name for name in expected}
-    assert own_names(["module.weight_g"], expected, modules) == {"module.weight_g": "module.weight_g"}
-    assert own_names(["weight", "head._orig_mod.weight"], expected, modules) == {
-        "weight": "module.weight",
-        "head._orig_mod.weight": "head.weight",
-    }
-    assert plain_name("a._orig_mod.b._fsdp_wrapped_module._checkpoint_wrapped_module.c") == "a.b.c"

@@ -75,11 +75,3 @@ def test_needless_words_are_refused(more: list[int]) -> None:
     words = np.concatenate([context_mixing.encode(symbols, model), np.array(more, np.uint32)])
     with pytest.raises(ArtifactError):
         context_mixing.decode(words, model, symbols)
-
-
-@settings(max_examples=25, deadline=None)
-@given(models(mixing_tables.SCALES - 1))
-def test_the_prior_gives_every_symbol_a_probability(model: Model) -> None:
-    masses = context_mixing.masses(model)
-    assert masses.shape == (model.size,)
-    assert (masses > 0).all()

@@ -49,19 +49,11 @@ def test_words_come_back_given_their_base(
     assert deltas.encode(words, base, fmt) == payload
 
 
-@pytest.mark.parametrize("fmt", FORMS)
-def test_the_reference_decodes_the_same_words(fmt: str) -> None:
-    for seed, (rows, columns, reach, share) in enumerate([(9, 11, 7, 0.6), (5, 7, 60, 1.0), (1, 30, 3, 0.2)]):
-        words, base = near(seed, rows, columns, fmt, (1 << reach) - 1, share)
-        payload = deltas.encode(words, base, fmt)
-        assert decode_deltas(payload, base.tolist(), 8 * base.itemsize, fmt) == words.tolist()
-
-
 def test_the_reference_agrees_where_older_differences_count_less() -> None:
-    words, base = near(0, 300, 3, "bfloat16", 30, 0.5)  # columns forget after 256 rows
+    words, base = near(0, 270, 2, "bfloat16", 30, 0.5)  # columns forget after 256 rows
     payload = deltas.encode(words, base, "bfloat16")
     assert decode_deltas(payload, base.tolist(), 16, "bfloat16") == words.tolist()
-    words, base = near(0, 2, 4200, "bfloat16", 30, 0.5)  # rows after 4,096 columns
+    words, base = near(0, 1, 4120, "bfloat16", 30, 0.5)  # rows after 4,096 columns
     payload = deltas.encode(words, base, "bfloat16")
     assert decode_deltas(payload, base.tolist(), 16, "bfloat16") == words.tolist()
 
@@ -98,18 +90,6 @@ def test_smaller_steps_take_fewer_bytes() -> None:
     assert sizes == sorted(sizes)
 
 
-def test_signs_that_follow_rows_and_columns_take_fewer_bytes() -> None:
-    rng = np.random.default_rng(0)
-    weight = 0.05 * rng.normal(size=(96, 160))
-    rank_one = np.sign(np.outer(rng.normal(size=96), rng.normal(size=160)))
-    base, *steps = (
-        torch.from_numpy(weight + 1e-4 * signs).to(torch.bfloat16)
-        for signs in (0, rank_one, rng.choice([-1, 1], weight.shape))
-    )
-    lengths = [len(deltas.encode(to_bits(step), to_bits(base), "bfloat16")) for step in steps]
-    assert lengths[0] < 0.8 * lengths[1]
-
-
 @pytest.mark.parametrize("position", [0, 3, 20, -1])
 def test_damaged_bytes_are_an_error_or_other_words(position: int) -> None:
     words, base = near(3, 20, 20, "float32", 1000, 0.5)
@@ -122,3 +102,11 @@ def test_damaged_bytes_are_an_error_or_other_words(position: int) -> None:
     flipped[position] ^= 0x5A
     with suppress(ArtifactError):
         assert decode(bytes(flipped)).shape == words.shape
+
+
+@pytest.mark.parametrize("fmt", FORMS)
+def test_the_reference_decodes_the_same_words(fmt: str) -> None:
+    for seed, (rows, columns, reach, share) in enumerate([(9, 11, 7, 0.6), (5, 7, 60, 1.0), (1, 30, 3, 0.2)]):
+        words, base = near(seed, rows, columns, fmt, (1 << reach) - 1, share)
+        payload = deltas.encode(words, base, fmt)
+        assert decode_deltas(payload, base.tolist(), 8 * base.itemsize, fmt) == words.tolist()

@@ -49,13 +49,6 @@ def test_scales_of_rows_and_columns_are_learned() -> None:
     assert coded < 1.03 * entropy
 
 
-def test_small_arrays_have_little_to_learn() -> None:
-    for rows, columns in ((1, 1), (4, 4), (16, 16), (32, 32)):
-        values, entropy = rounded(5.0, rows, columns)
-        if values.size > 1:
-            assert cost(values) < 1.1 * entropy + 24, values.shape
-
-
 @pytest.mark.parametrize(("values", "kernel"), [(near_copies(), (1, 1)), (smooth_kernels(), (3, 3))])
 def test_predictions_are_used_where_they_save_bytes(
     values: Integers, kernel: tuple[int, int], monkeypatch: pytest.MonkeyPatch

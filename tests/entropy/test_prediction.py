@@ -85,13 +85,6 @@ def test_side_information_and_residuals_are_those_of_the_format(case: tuple[Symb
     assert reference.add(predicted, residuals.tolist(), zero, size) == symbols.tolist()
 
 
-@given(SIDES)
-def test_taps_are_distinct_and_look_back(kernel: tuple[int, int]) -> None:
-    offsets = prediction.tap_offsets(kernel)
-    assert len(set(offsets)) == len(offsets)
-    assert all(offset > (0, 0) for offset in offsets)
-
-
 def written_rows(first: list[int], weight: int) -> SideWriter:
     """Side information of rows with these first distances."""
     writer = SideWriter()

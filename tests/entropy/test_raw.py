@@ -1,17 +1,19 @@
-"""Coders without a model take as many bytes as the format says, no more, and refuse every other number of bytes."""
+"""Bytes, packed values and planes of floats come back; what lies is refused."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from birdie.entropy import raw
-from birdie.errors import ArtifactError
+from birdie.entropy import coder, planes, raw
+from birdie.errors import ArtifactError, ConfigError
 from tests.reference import decoder as reference
 
 Integers = NDArray[np.integer]
+
+
 INT8: np.dtype[np.integer] = np.dtype(np.int8)
 UINT8: np.dtype[np.integer] = np.dtype(np.uint8)
 INT32: np.dtype[np.integer] = np.dtype(np.int32)
@@ -50,14 +52,6 @@ def test_packed_values_come_back_and_take_the_bits_of_their_range(values: Intege
             raw.decode_packed(damaged, rows, columns, INT32, 1)
 
 
-def test_bytes_are_the_values_and_must_be_as_many() -> None:
-    payload = bytes(range(100, 220))
-    assert raw.decode_bytes(payload, 10, 12, UINT8, 1).tobytes() == payload
-    for length in (119, 121):
-        with pytest.raises(ArtifactError, match=str(length)):
-            raw.decode_bytes(bytes(length), 10, 12, UINT8, 1)
-
-
 def test_values_beyond_the_dtype_are_refused() -> None:
     for decode, payload in (
         (raw.decode_bytes, bytes([1, 128])),
@@ -66,3 +60,36 @@ def test_values_beyond_the_dtype_are_refused() -> None:
     ):
         with pytest.raises(ArtifactError, match=r"128\b.*int8"):
             decode(payload, 1, 2, INT8, 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.sampled_from(sorted(planes.FORMATS)))
+def test_any_bits_come_back(data: st.DataObject, fmt: str) -> None:
+    most = 1 if fmt == "bool" else None
+    dtype = planes.word_dtype(fmt)
+    elements = st.integers(0, most) if most else None
+    bits = data.draw(arrays.arrays(dtype, arrays.array_shapes(min_dims=2, max_dims=2, min_side=0), elements=elements))
+    original = bits.copy()
+    parts = planes.split(bits, fmt)
+    assert tuple(part.dtype for part in parts) == planes.plane_dtypes(fmt)
+    assert len(parts) == len(planes.plane_hints(fmt))
+    assert planes.join(parts, fmt).tobytes() == bits.tobytes() == original.tobytes()
+
+
+def test_special_floats_come_back_through_the_coder() -> None:
+    values = np.array([[0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1.5, 3.4e38]], np.float32)
+    bits = values.view(np.uint32).copy()
+    bits[0, 4] |= 0x1234  # a NaN with a payload
+    kinds = planes.plane_dtypes("float32")
+    coded = [coder.encode(plane) for plane in planes.split(bits, "float32")]
+    parts = tuple(coder.decode(c.coder, c.payload, 1, 8, dtype=kind) for c, kind in zip(coded, kinds, strict=True))
+    assert (planes.join(parts, "float32") == bits).all()
+
+
+def test_damaged_planes_are_an_artifact_error() -> None:
+    with pytest.raises(ArtifactError, match="float32"):
+        planes.join((np.zeros((1, 1), np.uint8),), "float32")
+    with pytest.raises(ArtifactError, match="bool"):
+        planes.join((np.full((1, 1), 2, np.uint8),), "bool")
+    with pytest.raises(ConfigError, match="float3"):
+        planes.split(np.zeros((1, 1), np.uint8), "float3")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from birdie.entropy import coder, mixed, static
 from birdie.entropy import trellis_states as trellis
 from birdie.entropy.hints import Effort, Hints
-from birdie.entropy.trellis_states import STATES, machine
+from birdie.entropy.trellis_states import STATES
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
 from tests.reference.streams import on_paths
@@ -17,21 +17,6 @@ from tests.reference.trellis import after
 
 Integers = NDArray[np.integer]
 PATHS = [sign * states for states in STATES for sign in (1, -1)]  # down columns, along rows
-
-
-@pytest.mark.parametrize("states", STATES)
-def test_a_machine_is_a_shift_register_driven_by_the_parity(states: int) -> None:
-    paths = machine(states)
-    assert paths.odd.tolist() == [state % 2 for state in range(states)]
-    assert paths.next_state.tolist() == [[after(states, state, parity) for parity in (0, 1)] for state in range(states)]
-    predecessors = np.bincount(paths.next_state.ravel(), minlength=states)
-    assert (predecessors == 2).all()
-    if states > 1:
-        assert (paths.next_state[:, 0] != paths.next_state[:, 1]).all()
-        reached = {0}
-        for _ in range(states.bit_length() - 1):
-            reached = {int(state) for previous in reached for state in paths.next_state[previous]}
-        assert len(reached) == states, "every state can be reached in as many steps as it has bits"
 
 
 @pytest.mark.parametrize("states", PATHS)
@@ -94,14 +79,6 @@ def test_one_state_is_the_same_as_no_hint(effort: Effort) -> None:
     values = on_paths(60, 50, 8, 3)
     assert coder.encode(values, Hints(states=1), effort) == coder.encode(values, None, effort)
     assert coder.encode(values, Hints(states=1), effort) == coder.encode(values, Hints(), effort)
-
-
-@pytest.mark.parametrize("states", STATES[1:])
-def test_numbers_on_paths_cost_less_when_the_coder_knows_the_paths(states: int) -> None:
-    """In an odd state 0 and −1 are equally likely; in an even one 0 is the likeliest, 1 and −1 are equally likely."""
-    values = on_paths(400, 60, states, 0.7)
-    with_paths, without = (len(coder.encode(values, Hints(states=count)).payload) for count in (states, 1))
-    assert with_paths < 0.97 * without
 
 
 def test_numbers_on_paths_cost_their_entropy_given_the_state() -> None:

@@ -29,7 +29,6 @@ from birdie.gpt.run.recipe_settings import ExportSettings, Recipe
 from birdie.gpt.run.work import Work
 from birdie.system.context import Context
 from birdie.system.distributed import World
-from tests.forked import run_python
 from tests.ranks import run_as_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,9 +308,3 @@ def test_a_wrong_setting_is_one_sentence(play: Play, changes: dict[str, str], va
     assert code == 1
     assert value in err
     assert err.startswith("error: ")
-
-
-def test_a_wrong_setting_ends_the_process(data: Path, tmp_path: Path) -> None:
-    done = run_python(str(ENTRY), folder=tmp_path, variables=tiny(data) | {"NUM_LAYERS": "ten"})
-    assert done.returncode == 1
-    assert re.fullmatch("error: .*NUM_LAYERS.*\n", done.stderr)

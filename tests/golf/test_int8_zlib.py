@@ -62,14 +62,6 @@ def test_int4_step_rounds_only_the_layers_listed() -> None:
         pack(state(), int4_step=0)
 
 
-def test_figures_of_the_log_line() -> None:
-    packed = pack(state())
-    assert packed.raw_bytes == len(zlib.decompress(packed.blob))
-    matrices, rows = 2 * 300 * 256, 2 * 300
-    assert packed.payload_bytes == matrices + 2 * rows + 70_000 + 4 + 2 * 400 + 4 * 33 + 8
-    assert packed.payload_ratio == sum(weight.nbytes for weight in state().values()) / packed.payload_bytes
-
-
 def test_hostile_exports_are_refused() -> None:
     blob = pack(state()).blob
     with pytest.raises(WeightsError, match="more than 1,000"):

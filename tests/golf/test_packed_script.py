@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from birdie.golf.packed_script import (
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_registry import shipped_recipes
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
+from birdie.gpt.score.settings import EvaluationSettings
 from birdie.standalone.code_size import PACKAGE, source_files
 from tests.golf.scripts import INTERPRETED, script, script_of, start, start_in_a_fork, tiny
 
@@ -179,17 +179,6 @@ def test_damaged_and_oversized_scripts_are_refused(damaged: bytes, reason: str) 
         sources_of(damaged)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(bytes(range(256)) * 2, b"\x000\x00a\x00", b"'", b"''''", b"\\'''", b"\\", b"\r\n'''\\'"),
-        random.Random(0).randbytes(9999),
-    ],
-)
-def test_a_literal_in_latin_1_keeps_every_byte(data: bytes) -> None:
-    assert ast.literal_eval(packing._literal(data)).encode("latin-1") == data
-
-
 def test_a_damaged_file_and_a_missing_package_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No traceback prints the line of the modules: what runs first is numbered below all lines of the file."""
     packed = script("decoder")
@@ -250,26 +239,11 @@ def test_a_script_exports_the_run_of_birdie_train(data: Path, tmp_path: Path, mo
     assert (tmp_path / "runs" / "again" / "model.birdie").read_bytes() == written
 
 
-def test_a_seed_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEED", "seven")
-    with pytest.raises(SystemExit, match=r"^error: SEED is 'seven'; give a whole number"):
-        script_main.main(tmp_path / "train_gpt.py", tmp_path, {}, "")
-
-
 def test_a_variable_of_a_setting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of a script are those it was packed with: a variable that did nothing would be a silent error."""
     monkeypatch.setenv("MODEL_DIM", "31")
     with pytest.raises(SystemExit, match=r"^error: MODEL_DIM is set, and this script has its settings; unset it"):
         script_main.main(tmp_path / "train_gpt.py", tmp_path, {}, " ".join(fixed_variables()))
-
-
-def test_missing_packages_are_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "train_gpt.py").write_bytes(script("train").script)
-    command = [sys.executable, "-I", "-S", "train_gpt.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "torch not installed; pip install -r requirements.txt" in done.stderr
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,3 +279,14 @@ def test_the_command_refuses_in_one_sentence(
     assert run(build_app, tokens) == 1
     assert message in " ".join(capsys.readouterr().err.split())
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("mode", "trains"), [("windows", False), pytest.param("ttt-sgd", True, marks=pytest.mark.nightly)]
+)
+def test_what_a_mode_does_is_in_scripts_of_that_mode_alone(mode: str, trains: bool) -> None:
+    sources = packing.pack("score", Recipe(evaluation=EvaluationSettings(mode=mode))).sources
+    assert ("birdie/gpt/score/sgd.py" in sources) == trains
+    source = sources["birdie/gpt/score/modes/ttt_sgd.py"]  # its settings are in every script
+    assert "score.sgd import" in source
+    assert (".restore()" in source) == trains

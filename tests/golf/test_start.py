@@ -40,17 +40,6 @@ def test_an_installed_birdie_is_neither_imported_nor_hidden() -> None:
     assert "birdie.a" not in sys.modules
 
 
-def test_a_module_that_is_not_in_the_script_is_named() -> None:
-    entry, _ = start(PARTS, "b.c", "")
-    with pytest.raises(ImportError, match=r"birdie\.d is not in this script; use birdie itself"):
-        entry.absent()
-
-
-def test_packages_that_are_not_installed_are_named() -> None:
-    with pytest.raises(ImportError, match="no_such_package not installed; pip install -r"):
-        start(PARTS, "b.c", "torch no_such_package")
-
-
 def test_a_file_that_somebody_changed_is_written_again() -> None:
     entry, folder = start(PARTS, "b.c", "")
     changed = folder / entry.__name__.partition(".")[0] / "a.py"

@@ -17,7 +17,7 @@ from birdie.errors import BudgetError, ConfigError, DataError, OutputError, Weig
 from birdie.golf import submission
 from birdie.golf.audit.folder_audit import audit
 from birdie.golf.audit.rules import RULES
-from birdie.golf.packed_script import Kind, PackedScript, changed_settings, pack
+from birdie.golf.packed_script import Kind, PackedScript, pack
 from birdie.golf.submission import Submission, SubmissionAbout, submit
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
@@ -98,11 +98,6 @@ def test_a_folder_has_all_seeds_and_the_median_artifact(make: Submit, tmp_path: 
     assert "0.005 nats per token are 0.002500 bpb" in readme
     assert f"{len(FAKE) + 1002:,} of 16,000,000" in readme
     assert done.folder_bytes == sum(path.stat().st_size for path in folder.iterdir())
-
-
-def test_settings_of_the_environment_are_in_the_script_alone(make: Submit, tmp_path: Path) -> None:
-    make()
-    assert "ITERATIONS=None" in (tmp_path / "sub" / "train_seed1.log").read_text()
 
 
 def test_a_tokenizer_ships_beside_the_script(make: Submit, tmp_path: Path) -> None:
@@ -205,13 +200,6 @@ def test_bad_input_writes_nothing(
     assert not (tmp_path / "sub").exists()
 
 
-def test_scipy_is_asked_for_before_training(make: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="pip install scipy"):
-        make(baseline=["2.0"])
-    assert not (tmp_path / "sub.work").exists()
-
-
 def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "thesis.txt").write_text("years")
@@ -277,29 +265,6 @@ def test_finished_runs_are_exported_again(make: Submit, tmp_path: Path) -> None:
     assert done.chosen.seed == 1337
     assert "RESTORE=1" in log
     assert "float.safetensors" in log
-    assert not (tmp_path / "run" / "model.birdie").exists()
-
-
-@pytest.mark.nightly
-def test_the_script_exports_finished_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script is not packed, as its kernels would be compiled; it does what a packed one does."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "a.py").write_text("x = 1\n")
-    recipe = tiny_recipe(tmp_path / "data")
-    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4", effort="fast"))
-    script = (
-        f"from pathlib import Path; from birdie.golf.script_main import main\n"
-        f"main(Path(__file__), Path({str(tmp_path / 'modules')!r}), {changed_settings(other)!r}, '')"
-    ).encode()
-    monkeypatch.setattr(submission, "pack", lambda *_: PackedScript(script, {}, (), True))
-    list(Run(recipe, tmp_path / "run").train())
-    done = submit(other, tmp_path / "sub", runs=[read_run(tmp_path / "run")])
-    kept = json.loads((tmp_path / "sub.work" / "runs" / "train_seed1337" / "summary.json").read_text())
-    assert (done.chosen.steps, done.chosen.code_bytes) == (9, len(script))
-    assert done.chosen.val_bpb == kept["evaluation"]["bpb"] != kept["bpb_float"]
-    log = (tmp_path / "sub" / "train_seed1337.log").read_text().splitlines()
-    assert any(line.startswith("step:9/9 val_loss:") for line in log)
-    assert "x = 1" in log
     assert not (tmp_path / "run" / "model.birdie").exists()
 
 

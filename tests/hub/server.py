@@ -29,19 +29,6 @@ def status(code: int, **headers: str) -> Fault:
     return answer
 
 
-def disconnect(after: int) -> Fault:
-    """Announce the entire file and disconnect after `after` bytes."""
-
-    def answer(handler: "_Handler", data: bytes) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data[:after])
-        handler.close_connection = True
-
-    return answer
-
-
 def send(content: bytes) -> Fault:
     """Answer with `content` instead of the requested file."""
     return lambda handler, data: handler.reply(200, content, {})  # noqa: ARG005

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError
-from birdie.hub import arguments, made_up
-from birdie.hub.arguments import attempts, first_accepted, work_of
+from birdie.hub import made_up
+from birdie.hub.arguments import first_accepted
 from birdie.hub.made_up import made_up_inputs
 from tests.nightly import mostly_nightly
 
@@ -93,6 +93,21 @@ def configuration(**settings: Any) -> Any:
     return transformers.PreTrainedConfig(vocab_size=99, **settings)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("shapes"), AttributeError("no 'head'"), AssertionError()])
+def test_a_forward_function_that_accepts_nothing_is_one_sentence(error: Exception) -> None:
+    with pytest.raises(ConfigError, match="Configured cannot be made up"):
+        first_accepted(Configured(8, configuration(), error), torch.Generator(), 1e9)
+
+
+def test_an_argument_that_nobody_knows_is_named() -> None:
+    class Strange(Configured):
+        def forward(self, input_ids: Tensor, graph: Any) -> Tensor:  # type: ignore[override]
+            return graph.edges + input_ids  # type: ignore[no-any-return]
+
+    with pytest.raises(ConfigError, match="graph"):
+        first_accepted(Strange(8, configuration()), torch.Generator(), 1e9)
+
+
 def test_the_number_of_samples_follows_a_count_of_work_and_is_the_same_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,36 +125,3 @@ def test_the_number_of_samples_follows_a_count_of_work_and_is_the_same_each_time
     fewer = samples()
     assert 4 <= sum(map(len, fewer)) < 64
     assert fewer[0].shape[1] < first[0].shape[1]  # nothing names the length, so texts are shorter as well
-
-
-def test_work_counts_products_elements_and_calls() -> None:
-    model = Configured(64, configuration())
-    ids = torch.zeros(2, 10, dtype=torch.long)
-    small, large = (work_of(model, {"input_ids": one}) for one in (ids, ids.repeat(4, 1)))
-    assert large.samples == pytest.approx(4 * small.samples)
-    assert large.calls == small.calls > 0
-    assert small.samples > 2 * 2 * 10 * 10 * 64
-
-
-@pytest.mark.parametrize("error", [RuntimeError("shapes"), AttributeError("no 'head'"), AssertionError()])
-def test_a_forward_function_that_accepts_nothing_is_one_sentence(error: Exception) -> None:
-    with pytest.raises(ConfigError, match="Configured cannot be made up"):
-        first_accepted(Configured(8, configuration(), error), torch.Generator(), 1e9)
-
-
-def test_an_argument_that_nobody_knows_is_named() -> None:
-    class Strange(Configured):
-        def forward(self, input_ids: Tensor, graph: Any) -> Tensor:  # type: ignore[override]
-            return graph.edges + input_ids  # type: ignore[no-any-return]
-
-    with pytest.raises(ConfigError, match="graph"):
-        first_accepted(Strange(8, configuration()), torch.Generator(), 1e9)
-
-
-def test_tokens_stand_for_no_image_and_a_text_ends() -> None:
-    model = Configured(8, configuration(image_token_id=5, eos_token_id=7))
-    attempt = next(iter(attempts(model)))
-    ids = arguments.arguments(model, attempt, 50, torch.Generator().manual_seed(0))["input_ids"]
-    assert not (ids == 5).any()
-    assert (ids[:, -1] == 7).all()
-    assert not (ids[:, :-1] == 7).any()

@@ -17,9 +17,9 @@ from birdie.cli.console import run
 from birdie.compress.calibration import synthetic
 from birdie.compress.rate.fit import fit
 from birdie.compress.small_tensors import is_worth_coarsening
-from birdie.errors import BirdieError, ConfigError
+from birdie.errors import ConfigError
 from birdie.hub import made_up
-from birdie.hub.made_up import calibrate_without_data, made_up_inputs
+from birdie.hub.made_up import calibrate_without_data
 from tests.hub.models import write
 from tests.nightly import mostly_nightly
 
@@ -104,14 +104,6 @@ def test_what_fails_only_as_the_file_is_made_is_one_line_too(
     assert len(birdie.load(tmp_path / "m.birdie")) == len(open_checkpoint(llama).content)
 
 
-def test_a_key_that_interrupts_is_no_failure_of_made_up_inputs(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", Mock(side_effect=KeyboardInterrupt))
-    assert run(build_app, ["compress", str(llama), "-o", str(tmp_path / "m.birdie"), "--bits", "6"]) != 0
-    assert not (tmp_path / "m.birdie").exists()
-
-
 def require_calibrated_or_named(pipeline: Path, part: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Compress a pipeline of the part in its folder "denoiser" and of one whose class is unknown."""
     shutil.copytree(pipeline / "denoiser", pipeline / "other")
@@ -166,26 +158,15 @@ def test_the_error_on_other_tokens_falls_at_equal_bytes(
     assert notes[1] is None
 
 
-def test_a_class_that_the_library_lacks_is_named(llama: Path, tmp_path: Path) -> None:
-    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
-    config = json.loads((llama / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchModel"]}))
-    with pytest.raises(BirdieError, match="NoSuchModel"):
-        calibrate_without_data(tmp_path, open_checkpoint(tmp_path).content)
+def test_a_key_that_interrupts_is_no_failure_of_made_up_inputs(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", Mock(side_effect=KeyboardInterrupt))
+    assert run(build_app, ["compress", str(llama), "-o", str(tmp_path / "m.birdie"), "--bits", "6"]) != 0
+    assert not (tmp_path / "m.birdie").exists()
 
 
 def test_a_model_too_large_for_the_memory_is_one_sentence(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up, "free_memory", lambda: 1_000_000)
     with pytest.raises(ConfigError, match=r"0\.0 GB"):
         calibrate_without_data(llama, open_checkpoint(llama).content)
-
-
-def test_large_models_take_fewer_inputs_and_large_images_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=(64, 48)
-    )
-    model = transformers.ViTForImageClassification(config)
-    monkeypatch.setattr(made_up, "IMAGES", 320)
-    batches = made_up_inputs(model, torch.Generator().manual_seed(0))
-    assert sum(len(batch.keywords["pixel_values"]) for batch in batches) < 320
-    assert batches[0].keywords["pixel_values"].shape[1:] == (3, 64, 48)

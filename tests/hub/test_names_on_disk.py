@@ -15,10 +15,9 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.small_tensors import is_worth_coarsening
-from birdie.errors import ConfigError, WeightsError
-from birdie.hub.data_calibration import calibrate_folder, next_token_loss
+from birdie.errors import WeightsError
+from birdie.hub.data_calibration import next_token_loss
 from birdie.hub.names_on_disk import NamesOnDisk
-from birdie.system.distributed import World
 from tests.nightly import mostly_nightly
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -193,14 +192,6 @@ def test_one_tensor_on_disk_may_be_several_parameters() -> None:
     assert (len(known.hessian), len(known.row_fisher)) == (8, 24)
     assert known.row_fisher.min() > 0
     assert not result.unreached
-
-
-def test_offload_and_merged_weights_do_not_combine(tmp_path: Path) -> None:
-    state = write("Mixtral", tmp_path)
-    module = NamesOnDisk(load("Mixtral", tmp_path), state, tmp_path, use_cache=False)
-    shared: dict[str, Any] = {"device": None, "world": World(), "progress": None}
-    with pytest.raises(ConfigError, match="--offload"):
-        calibrate_folder(module, state, batches(4), next_token_loss, offload=tmp_path, **shared)
 
 
 def test_the_command_calibrates_experts(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,21 @@ def test_the_card_of_a_fine_tune_names_its_base(hub: Hub, tmp_path: Path, capsys
     assert "user/other" not in hub.repositories
 
 
+def test_what_goes_wrong_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="user/none"):
+        download("user/none")
+    with pytest.raises(ConfigError, match="not a folder with files"):
+        push(tmp_path / "missing", "user/x")
+    hub.refused = True
+    with pytest.raises(DataError, match="user/x"):
+        push(model(tmp_path / "x.birdie").parent, "user/x")
+    plain = tmp_path / "plain.birdie"
+    birdie.save({"w": torch.ones(4)}, plain)
+    assert run("hub", "folder", plain, "-o", tmp_path / "folder") == 1
+    assert not (tmp_path / "folder").exists()
+    assert run("hub", "push", plain) == 1
+
+
 @pytest.mark.parametrize(("config", "reason"), [(b"[" * 200_000, "nested too deeply"), (b"[1]", "not an object")])
 def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, config: bytes, reason: str) -> None:
     write_model({"w": torch.randn(32, 32)}, tmp_path / "model.birdie", files={"config.json": config})
@@ -98,18 +113,3 @@ def test_any_folder_of_files_can_be_pushed(hub: Hub, tmp_path: Path) -> None:
     assert run("hub", "push", folder, "user/record", "--public") == 0
     assert hub.repositories["user/record"] == {"README.md": b"a record", "logs/seed42.txt": b"val_bpb"}
     assert not hub.private["user/record"]
-
-
-def test_what_goes_wrong_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="user/none"):
-        download("user/none")
-    with pytest.raises(ConfigError, match="not a folder with files"):
-        push(tmp_path / "missing", "user/x")
-    hub.refused = True
-    with pytest.raises(DataError, match="user/x"):
-        push(model(tmp_path / "x.birdie").parent, "user/x")
-    plain = tmp_path / "plain.birdie"
-    birdie.save({"w": torch.ones(4)}, plain)
-    assert run("hub", "folder", plain, "-o", tmp_path / "folder") == 1
-    assert not (tmp_path / "folder").exists()
-    assert run("hub", "push", plain) == 1

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birdie.errors import DataError
 from birdie.golf.audit.log_checks import check_log
-from birdie.lab.logs import Figure, ScoreLine, TrainingLog, parse_log, read_log, weight
+from birdie.lab.logs import Figure, ScoreLine, TrainingLog, parse_log, read_log
 from tests.golf.audit.audited_logs import baseline
 
 
@@ -50,31 +49,9 @@ def test_scores_are_read_with_their_names(line: str, name: str, bpb: float, ms: 
     assert (score.name, score.bpb, score.ms) == (name, bpb, ms)
 
 
-@pytest.mark.parametrize("size", ["int6+lzma: 15,985,833", "birdie: 15985833"])
-def test_sizes_of_every_style(size: str) -> None:
-    assert parse_log(f"Total submission size {size} bytes", "log").total == (15_985_833, 1)
-
-
-def test_lines_of_the_script_in_a_log_are_no_lines_of_the_run() -> None:
-    log = parse_log(baseline(), "log")
-    assert "val_bpb:0.1" in baseline()
-    assert all(score.bpb > 1 for score in log.scores)
-
-
 def test_a_file_of_something_else_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("torch\nnumpy==2.0\n")
     assert read_log(tmp_path / "requirements.txt") is None
-
-
-def test_a_log_is_weighed_before_it_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "train.log"
-    log.write_bytes(baseline().encode())
-    assert log.stat().st_size < weight(log) < 10 * log.stat().st_size
-    assert read_log(log) is not None
-    for text in ("\n" * 260_000, "\r" * 260_000, "x" * 16_000_001):
-        log.write_bytes(text.encode())
-        with pytest.raises(DataError, match=f"{len(text):,} bytes"):
-            read_log(log)
 
 
 @given(st.text(max_size=300))
@@ -82,20 +59,10 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
     assert isinstance(check_log(parse_log(text, "log")), tuple)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Total submission size: , bytes",
-        "Code size: _ bytes",
-        f"val_tokens: {'9' * 400}",
-        "seed: 1e999 train_time:1e99ms step:0/1",
-        "stopping_early: wallclock_cap train_time:5ms step:0/1",
-        "final val_loss:0.0 val_bpb:0.0",
-        "final val_loss:-1 val_bpb:-1",
-    ],
-)
-def test_absurd_values_are_read_without_an_error(line: str) -> None:
-    assert isinstance(check_log(parse_log(f"seed:1\nval_tokens: 62021632\n{line}\n", "log")), tuple)
+def test_no_line_takes_long() -> None:
+    """The processor time is limited: a pattern that backtracks would take minutes."""
+    result = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 HOSTILE = """
@@ -109,9 +76,3 @@ for piece in ("Total submission size: ", "Code size (", "a ", "a.", "1,", "step:
         check_log(parse_log(text, "log"))
 check_log(parse_log("import os" + chr(10) * 2**20 + "Running Python 3" + chr(10), "log"))
 """
-
-
-def test_no_line_takes_long() -> None:
-    """The processor time is limited: a pattern that backtracks would take minutes."""
-    result = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, check=False)
-    assert result.returncode == 0, result.stderr

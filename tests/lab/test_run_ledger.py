@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from birdie.errors import DataError
-from birdie.lab.run_ledger import COLUMNS, find_logs, find_runs, find_runs_and_logs, read_log_run, read_run
+from birdie.lab.run_ledger import COLUMNS, find_runs, find_runs_and_logs, read_log_run, read_run
 from tests.golf.audit.audited_logs import baseline
 from tests.lab.run_folders import write_run
 
@@ -32,11 +32,6 @@ def test_a_run_that_stopped_has_what_it_logged(tmp_path: Path) -> None:
     assert record.state == "trained"
 
 
-def test_settings_have_their_full_names(tmp_path: Path) -> None:
-    settings = write_run(tmp_path / "one").settings
-    assert (settings["device"], settings["model.num_layers"], settings["train.seed"]) == ("cpu", 2, 1)
-
-
 def test_runs_come_in_the_order_of_their_starts(tmp_path: Path) -> None:
     for name, started in (("a", "2026-01-02"), ("b/c", "2026-01-03"), ("d", "2026-01-01")):
         write_run(tmp_path / name, started=started)
@@ -56,16 +51,6 @@ def test_a_log_of_the_challenge_is_a_run(tmp_path: Path) -> None:
     assert [line["bpb"] for line in record.history] == [score.bpb for score in record.parsed.validations]
     assert record.history[0]["step"] == 0
     assert all({"step", "loss", "train_ms"} == line.keys() for line in record.metrics)
-
-
-def test_logs_beside_runs_are_listed_and_those_of_runs_are_not(tmp_path: Path) -> None:
-    write_run(tmp_path / "run")
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "other.txt").write_text(baseline())
-    (tmp_path / "logs" / "notes.txt").write_text("a train_time of note, and val_bpb in a word")
-    assert [record.name for record in find_runs_and_logs(tmp_path)] == ["run", "other"]
-    assert [record.name for record in find_runs_and_logs(tmp_path / "logs" / "other.txt")] == ["other"]
-    assert list(find_logs(tmp_path / "logs" / "notes.txt")) == []
 
 
 def test_what_holds_no_run_or_a_damaged_one_is_named(tmp_path: Path) -> None:
@@ -132,53 +117,3 @@ def test_a_damaged_run_is_listed_with_its_reason_and_hides_no_other(case: str, t
     assert all(isinstance(value, int | float | str | None) for value in damaged.columns.values())
     with pytest.raises(DataError, match=name):
         read_run(tmp_path / "b")
-
-
-def test_nothing_and_null_are_values_that_a_run_lacks(tmp_path: Path) -> None:
-    write_run(tmp_path / "run")
-    content = '{"bytes": null, "steps": null, "evaluation": null, "bpb_float": NaN}'
-    (tmp_path / "run" / "summary.json").write_text(content)
-    (tmp_path / "run" / "environment.json").unlink()
-    (record,) = find_runs_and_logs(tmp_path)
-    assert (record.state, record.problems, record.columns["bytes"], record.started) == ("complete", (), None, "")
-
-
-def test_damaged_curves_are_used_as_far_as_they_go_and_told(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", None)
-    (tmp_path / "run" / "metrics.jsonl").write_bytes(b'{"step": 1, "train_ms": 5, "loss": 3}\n\xff\n')
-    put(tmp_path / "run" / "history.jsonl", None)
-    (record,) = find_runs_and_logs(tmp_path)
-    assert (record.state, record.columns["steps"], len(record.problems)) == ("begun", 1, 2)
-
-
-def test_names_hide_no_run(tmp_path: Path) -> None:
-    """Names that are not UTF-8, names like those of temporary files, and nesting beyond Python's."""
-    for name in (os.fsdecode(b"caf\xe9"), "my.part", "x\n\x1b[2J"):
-        write_run(tmp_path / name)
-    (tmp_path / ".birdie-abcdefgh.part" / "new").mkdir(parents=True)
-    (tmp_path / ".birdie-abcdefgh.part" / "new" / "recipe.toml").write_text("[trai")
-    inside = tmp_path.with_name(f"{tmp_path.name}.part") / "run"
-    write_run(inside)
-    names = [record.name for record in find_runs_and_logs(tmp_path)]
-    assert sorted(names) == ["caf\\udce9", "my.part", "x\\n\\x1b[2J"]
-    assert [record.name for record in find_runs_and_logs(inside.parent)] == ["run"]
-
-
-def test_deep_folders_are_searched(tmp_path: Path) -> None:
-    deep = tmp_path
-    for _ in range(1300):
-        deep /= "d"
-        deep.mkdir()
-    try:
-        write_run(tmp_path / "run")
-        assert [record.name for record in find_runs_and_logs(tmp_path)] == ["run"]
-    finally:
-        os.removedirs(deep)  # neither pytest nor shutil can remove what is nested so deeply
-
-
-def test_recipe_above_runs_is_no_run(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "runs" / "one", tmp_path / "runs" / "two"):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.toml").write_text("[train]\nseed = 7\n")
-    assert [run.name for run in find_runs(tmp_path)] == ["one", "two"]
-    assert [run.name for run in find_runs(tmp_path / "runs" / "one")] == ["one"]

@@ -1,14 +1,15 @@
-"""Runs are chosen by any setting or column, and seeds of one recipe are compared as a group."""
+"""Runs are chosen by conditions, grouped by their recipe, and compared by a paired test."""
 
+import math
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ConfigError
 from birdie.lab.run_ledger import find_runs_and_logs
-from birdie.lab.selection import full_key, group, select, sort
-from tests.golf.audit.audited_logs import baseline
+from birdie.lab.selection import group, select, sort
+from birdie.lab.significance import compare
 from tests.lab.run_folders import write_run
 
 
@@ -63,14 +64,6 @@ def test_a_value_of_another_kind_is_an_error_that_names_it(condition: str, root:
         select(find_runs_and_logs(root), [condition])
 
 
-def test_a_damaged_run_is_selected_by_its_state_and_never_compared(root: Path) -> None:
-    (root / "last" / "recipe.toml").write_text("[")
-    assert [record.name for record in select(find_runs_and_logs(root), ["state=damaged"])] == ["last"]
-    assert len(select(find_runs_and_logs(root), ["num_layers=3"])) == 3
-    with pytest.raises(DataError, match=r"recipe\.toml is damaged .*leave the run out"):
-        group(["old", "last"], root)
-
-
 @pytest.mark.parametrize(
     ("condition", "nearest"),
     [("model.num_layer=2", "model.num_layers"), ("bpb=1", "bpb_artifact"), ("seed", "KEY=VALUE")],
@@ -78,18 +71,6 @@ def test_a_damaged_run_is_selected_by_its_state_and_never_compared(root: Path) -
 def test_an_unknown_setting_names_the_nearest(condition: str, nearest: str, root: Path) -> None:
     with pytest.raises(ConfigError, match=nearest):
         select(find_runs_and_logs(root), [condition])
-
-
-def test_a_short_name_must_be_unique() -> None:
-    assert full_key("lr", {"a.lr", "b.rate"}) == "a.lr"
-    with pytest.raises(ConfigError, match=r"a\.lr or b\.lr"):
-        full_key("lr", {"a.lr", "b.lr"})
-
-
-def test_runs_without_the_value_are_sorted_to_the_end(root: Path) -> None:
-    names = [record.name for record in sort(find_runs_and_logs(root), "bpb_artifact")]
-    assert names == ["n2", "n0", "o2", "o0", "n1", "o1", "last"]
-    assert [record.name for record in sort(find_runs_and_logs(root), "num_layers")][-1] == "last"
 
 
 @pytest.mark.parametrize("names", [["old", "new"], ["o0", "o1", "n0", "o2", "n2", "n1"]], ids=["folders", "runs"])
@@ -106,26 +87,40 @@ def test_seeds_of_a_recipe_are_one_group_and_are_paired(names: list[str], root: 
     assert test.paired
 
 
-def test_other_seeds_are_not_paired(root: Path) -> None:
-    names = [str(root / "old" / "o0"), str(root / "old" / "o1"), str(root / "new")]
-    old, new = group(names, root)
-    test = new.against(old)
-    assert test is not None
-    assert not test.paired
-    assert group([*names, "last"], root)[-1].against(old) is None
+OURS, THEIRS = [1.071, 1.072, 1.0695], [1.081, 1.0803, 1.0821, 1.0808]
 
 
-def test_a_folder_whose_runs_differ_is_no_group(root: Path) -> None:
-    with pytest.raises(DataError, match=r"model\.num_layers"):
-        group([str(root), "last"], root)
-    with pytest.raises(DataError, match="nothing"):
-        group(["nothing", "old"], root)
+def test_unpaired_comparison_is_welchs_test() -> None:
+    reference = stats.ttest_ind(OURS, THEIRS, equal_var=False, alternative="less")
+    assert compare(OURS, THEIRS).p == pytest.approx(reference.pvalue)
 
 
-def test_logs_are_groups_by_their_folders(tmp_path: Path) -> None:
-    for side in ("a", "b"):
-        (tmp_path / side).mkdir()
-        for seed in (1, 2):
-            (tmp_path / side / f"{seed}.log").write_text(baseline(seed=seed))
-    groups = group(["a", "b"], tmp_path)
-    assert [sorted(one.scores) for one in groups] == [[1, 2], [1, 2]]
+def test_paired_comparison_is_the_paired_t_test() -> None:
+    reference = stats.ttest_rel(OURS, THEIRS[:3], alternative="less")
+    result = compare(OURS, THEIRS[:3], paired=True)
+    assert result.p == pytest.approx(reference.pvalue)
+    assert result.significant()
+
+
+def test_margin_shifts_the_difference_to_be_exceeded() -> None:
+    shifted = [value + 0.005 for value in OURS]
+    assert compare(OURS, THEIRS, margin=0.005).p == pytest.approx(compare(shifted, THEIRS).p)
+    assert not compare(OURS, THEIRS, margin=0.05).significant()
+
+
+def test_equal_values_are_never_significant_and_clearly_lower_ones_are() -> None:
+    assert compare([1.0, 1.0], [1.0, 1.0], paired=True).p == 1
+    assert compare([0.9, 0.9], [1.0, 1.0], paired=True).p == 0
+    assert compare([0.9, 0.9], [1.0, 1.0], paired=True, sigma=1.0).p > 0.1
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([], [1.0]), ([1.0], []), ([math.nan], [1.0])])
+def test_comparison_without_scores_is_refused(ours: list[float], theirs: list[float]) -> None:
+    with pytest.raises(ConfigError):
+        compare(ours, theirs)
+
+
+def test_runs_without_the_value_are_sorted_to_the_end(root: Path) -> None:
+    names = [record.name for record in sort(find_runs_and_logs(root), "bpb_artifact")]
+    assert names == ["n2", "n0", "o2", "o0", "n1", "o1", "last"]
+    assert [record.name for record in sort(find_runs_and_logs(root), "num_layers")][-1] == "last"

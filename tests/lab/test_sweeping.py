@@ -14,12 +14,10 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FixedTrial
 
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.errors import ConfigError, DataError, OutputError
-from birdie.gpt.run.recipe_registry import find
+from birdie.errors import ConfigError, DataError
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab import sweeping as module
 from birdie.lab.experiment import Experiment
@@ -120,21 +118,6 @@ def test_an_interrupted_sweep_continues_with_the_values_of_its_trial(trainer: Tr
     assert len(set(values)) == 6
 
 
-def test_one_process_works_in_a_folder(tmp_path: Path) -> None:
-    first, second = (SweepRun(spec(tmp_path, trials=1), tmp_path / "s") for _ in range(2))
-
-    def join(*_: object, **__: object) -> RunRecord:
-        with pytest.raises(ConfigError, match="in use"):
-            second.work()  # while the first trains
-        raise DataError("enough")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "run", join)
-        patch.setattr(module, "open_shards", lambda _: None)
-        first.work()
-    assert [(trial.state, trial.reason) for trial in first.results()] == [("failed", "enough")]
-
-
 def test_a_crash_costs_one_trial(trainer: Trainer, tmp_path: Path) -> None:
     trainer.fail_at = 3
     work = SweepRun(spec(tmp_path), tmp_path / "s")
@@ -164,51 +147,12 @@ def test_poor_trials_are_pruned_and_the_best_is_not(pruner: str, tmp_path: Path)
     assert all(work.best.score < (trial.score or 0) for trial in pruned)
 
 
-def test_two_machines_share_a_database(trainer: Trainer, tmp_path: Path) -> None:
-    pytest.importorskip("sqlalchemy")
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    workers = [SweepRun(spec(tmp_path), tmp_path / disk / "s", url) for disk in ("one", "two")]
-    threads = [threading.Thread(target=worker.work) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 6 <= len(trainer.ended) == len(set(trainer.ended)) <= 7  # two may begin the last one at the same time
-
-
 @pytest.mark.usefixtures("trainer")
 def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
     SweepRun(spec(tmp_path), tmp_path / "s")
     SweepRun(spec(tmp_path, trials=30), tmp_path / "s")  # more trials of the same sweep
     with pytest.raises(ConfigError, match="another sweep"):
         SweepRun(spec(tmp_path, rates="low = 0.1, high = 0.2"), tmp_path / "s")
-
-
-@pytest.mark.usefixtures("trainer")
-def test_a_full_disk_ends_the_sweep_and_not_the_trial(tmp_path: Path) -> None:
-    work = SweepRun(spec(tmp_path), tmp_path / "s")
-
-    def full(*_: object, **__: object) -> RunRecord:
-        raise OutputError("the disk is full")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "run", full)
-        with pytest.raises(OutputError):
-            work.work()
-    assert work.results()[0].state == "running"
-    work.work()
-    assert {trial.state for trial in work.results()} == {"complete"}
-
-
-def test_missing_data_costs_no_trial(tmp_path: Path) -> None:
-    path = tmp_path / "lr.toml"
-    path.write_text(
-        'recipe = "laptop"\n[set]\ndata.path = "nowhere"\n[search]\nmatrix_lr = { low = 0.1, high = 0.2 }\n'
-    )
-    work = SweepRun(read_sweep(path), tmp_path / "s")
-    with pytest.raises(DataError, match="nowhere"):
-        work.work()
-    assert work.results() == []
 
 
 WORKER = """
@@ -305,28 +249,6 @@ def test_values_are_of_the_settings_type(tmp_path: Path) -> None:
     }
 
 
-def test_a_trial_has_the_recipe_the_changes_and_its_values(tmp_path: Path) -> None:
-    sweep = sweep_of(tmp_path, HEAD + f'[set]\n"train.iterations" = 300\n[search]\n{RATE}')
-    recipe = sweep.suggest(FixedTrial({"optimizer.matrix_lr": 0.02}))
-    laptop = find("laptop").recipe()
-    assert (recipe.optimizer.matrix_lr, recipe.train.iterations) == (0.02, 300)
-    assert recipe.model == laptop.model
-
-
-def test_lists_are_texts(tmp_path: Path) -> None:
-    sweep = sweep_of(
-        tmp_path, HEAD + 'pruner = "none"\n[search]\n"value_embed_layers" = { choices = ["1,2", "0,3"] }\n'
-    )
-    assert sweep.suggest(FixedTrial({"model.value_embed_layers": "1,2"})).model.value_embed_layers == (1, 2)
-
-
-def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
-    search = "[search]\nnum_layers = { choices = [1, 2, 3] }\nmatrix_lr = { choices = [0.1, 0.2, 0.3] }\n"
-    sweep = sweep_of(tmp_path, HEAD + 'sampler = "grid"\ntrials = 100\n' + search)
-    rows = [tuple(row.values()) for row in sweep.grid()]
-    assert sweep.trials == len(rows) == len(set(rows)) == 9
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -354,8 +276,3 @@ def test_a_bad_file_gets_one_sentence(text: str, reason: str, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=reason) as caught:
         sweep_of(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "sweep.toml"))
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
-        read_sweep(tmp_path / "none.toml")

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from birdie.cli.console import run
 from birdie.errors import BirdieError, ConfigError, DataError
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import Recipe
-from birdie.lab import trial
-from birdie.lab.experiment import Experiment, resolved
+from birdie.lab.experiment import Experiment
 from birdie.lab.run_ledger import RunRecord, read_run
 from birdie.lab.trial import FIXED, Lab, Result, changed, decide
 
@@ -117,15 +115,6 @@ def test_an_interrupted_trial_continues(lab: Lab, trainer: Trainer) -> None:
     assert len(trainer.calls) == 2 * len(SEEDS) + 1  # one run was begun twice, none was finished twice
 
 
-def test_a_candidate_that_fails_is_not_kept(lab: Lab) -> None:
-    incumbent = lab.incumbent()
-    result = lab.trial("far too high", ["matrix_lr=2"])
-    assert (result.verdict, result.seeds, set(result.failed)) == ("revert", (), {"5", "6", "7"})
-    assert "no longer finite" in (lab.folder / "diary.md").read_text()
-    assert lab.results()[0].failed == result.failed
-    assert lab.incumbent() == incumbent
-
-
 def test_one_seed_is_never_enough(lab: Lab) -> None:
     result = lab.trial("much better", ["matrix_lr=0.05"], seeds=1)
     assert (result.verdict, math.isnan(result.p)) == ("undecided", True)
@@ -155,18 +144,6 @@ def test_both_sides_end_by_the_same_steps_or_the_same_clock(seconds: float, trai
             lab.trial("deeper", ["num_layers=18"], by="time")
 
 
-@pytest.mark.usefixtures("trainer")
-def test_a_recipe_without_budget_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the estimated size of its artifact."""
-    monkeypatch.setattr(trial, "artifact", lambda _: SimpleNamespace(bytes=234_567))
-    recipe = small_recipe()
-    free = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, budget=None))
-    for name, budget in (("a", None), ("b", 123_456)):
-        Lab(tmp_path / name).start(free, budget)
-    assert Lab(tmp_path / "a").incumbent().export.budget == "234567"
-    assert Lab(tmp_path / "b").incumbent().export.budget == "123456"
-
-
 @pytest.mark.parametrize(
     ("change", "hint"),
     [
@@ -184,29 +161,6 @@ def test_a_change_that_cannot_be_tried_is_refused(change: str, hint: str, lab: L
     assert not trainer.calls
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("model.rope_dims=8", 8),
-        ("optimizer.matrix_lr=1", 1.0),
-        ("train.fused=False", False),
-        ("train.compile=none", None),
-        ("train.micro_batch_tokens=auto", "auto"),
-        ("export.int4_layers=1,2", (1, 2)),
-        ("export.int4_layers=[1, 2]", (1, 2)),
-        ("export.scheme=int6", "int6"),
-        ("data.path=12", "12"),
-        ("evaluation.stride=64", 64),
-    ],
-)
-def test_values_have_the_types_of_their_settings(text: str, value: Any) -> None:
-    setting: Any = changed(Recipe(), [text])
-    for part in text.partition("=")[0].split("."):
-        setting = getattr(setting, part)
-    assert setting == value
-    assert type(setting) is type(value)
-
-
 def test_verdicts_are_those_of_the_paired_test() -> None:
     theirs = [1.0, 1.1, 0.9]
     assert decide([bpb - 0.05 - i / 1000 for i, bpb in enumerate(theirs)], theirs, 0.05)[0] == "keep"
@@ -215,26 +169,10 @@ def test_verdicts_are_those_of_the_paired_test() -> None:
     assert decide(theirs, theirs, 0.05)[:2] == ("undecided", "no effect: the scores are equal")
 
 
-def test_an_edited_incumbent_and_a_variable_of_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = lab.recipe_path.read_text()
-    lab.recipe_path.write_text(text.replace("iterations = 40", "iterations = 30"))
-    assert lab.incumbent().train.iterations == 30
-    monkeypatch.setenv("MATRIX_LR", "0.5")
-    with pytest.raises(ConfigError, match=r"optimizer\.matrix_lr"):
-        lab.incumbent()
-
-
 def test_a_damaged_table_is_named(lab: Lab) -> None:
     (lab.folder / "results.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match=r"results\.jsonl"):
         lab.trial("a hypothesis", ["matrix_lr=0.0001"])
-
-
-@pytest.mark.parametrize("content", [b"[" * 9000, b"\xff", b"\0", b'{"step": 1}', b"3"])
-def test_a_damaged_table_in_any_way_is_named(content: bytes, lab: Lab) -> None:
-    (lab.folder / "results.jsonl").write_bytes(content + b"\n")
-    with pytest.raises(DataError, match=r"results\.jsonl cannot be read"):
-        lab.results()
 
 
 def test_one_lab_is_used_by_one_process(lab: Lab) -> None:
@@ -299,34 +237,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "tiny.toml"
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_run_in_a_process_of_its_own_is_used_again(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    experiment, recipe = Experiment(tmp_path), resolved(load_recipe(tiny))
-    columns = experiment.run(recipe, "a").columns
-    assert columns["bytes"] <= 16_000
-    assert math.isfinite(columns["bpb_artifact"])
-    monkeypatch.setattr("birdie.lab.experiment.call", None)  # the repetition starts no process
-    assert experiment.run(recipe, "a").columns == columns
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)  # each run is a process of its own
-def test_three_hypotheses_with_known_outcomes(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    verdicts: list[str] = []
-    for change in ("matrix_lr=0.04", "matrix_lr=0.0001", "run.log_every=0"):
-        recipe = ["--recipe", str(tiny)] if not verdicts else []
-        assert run(build_app, ["try", change, "--set", change, *recipe, "--json"]) == 0
-        verdicts.append(json.loads(capsys.readouterr().out)["verdict"])
-    assert verdicts == ["keep", "revert", "undecided"]
-
-
 def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (1, ['{"error": {"message": "no shards"}}']))
     with pytest.raises(BirdieError, match="no shards"):
@@ -338,3 +248,12 @@ def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (-9, []))
     with pytest.raises(BirdieError, match="SIGKILL"):
         Experiment(tmp_path).run(small_recipe(), "run")
+
+
+def test_an_edited_incumbent_and_a_variable_of_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = lab.recipe_path.read_text()
+    lab.recipe_path.write_text(text.replace("iterations = 40", "iterations = 30"))
+    assert lab.incumbent().train.iterations == 30
+    monkeypatch.setenv("MATRIX_LR", "0.5")
+    with pytest.raises(ConfigError, match=r"optimizer\.matrix_lr"):
+        lab.incumbent()

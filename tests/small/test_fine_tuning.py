@@ -13,7 +13,6 @@ import birdie
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.small import fine_tuning
 from birdie.small.fine_tuning import FineTuneStep, fine_tune
-from birdie.small.spectral.wrap import wrapped
 from tests.artifact.states import same_bits
 from tests.small.spectral.test_wrap import data, mlp
 
@@ -93,43 +92,6 @@ def test_bits_per_weight_can_be_the_target() -> None:
     assert all(step.bytes is None for step in steps)
 
 
-class Uneven(nn.Module):
-    """Sum of two linear layers, of which `loud` has a hundred times the weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.quiet, self.loud = nn.Linear(20, 16), nn.Linear(20, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.quiet(x) + 100 * self.loud(x)
-        return out
-
-
-def test_the_more_sensitive_layer_starts_with_finer_scales() -> None:
-    torch.manual_seed(0)
-    model = Uneven()
-    birdie.spectral(model, transform="identity")
-    next(fine_tune(model, [data()], loss, steps=1, bits=8.0, network_rate=1e-9))
-    quiet, loud = (float(module.weight.steps()[0].detach()) for module in wrapped(model))
-    assert quiet / loud == pytest.approx(100, rel=0.2)
-
-
-@pytest.mark.nightly
-def test_sizes_hardly_depend_on_the_seed(tmp_path: Path) -> None:
-    """Five initial estimates are within 1 % of their mean, and the five files within 5 % of theirs."""
-    starts, sizes = [], []
-    for seed in range(5):
-        torch.manual_seed(seed)
-        model = mlp()
-        birdie.spectral(model, transform="dct")
-        starts.append(float(birdie.quantization_loss(model).detach()))
-        tune(model, steps=60, budget=800)
-        sizes.append(birdie.save(model, tmp_path / "x.birdie").bytes)
-    for values, tolerance in ((starts, 0.01), (sizes, 0.05)):
-        mean = sum(values) / len(values)
-        assert all(abs(value - mean) < tolerance * mean for value in values), values
-
-
 def test_fine_tuning_without_a_target_is_plain_training() -> None:
     torch.manual_seed(0)
     model, reference = mlp(), mlp()
@@ -195,20 +157,3 @@ def test_a_loss_that_is_not_finite_is_an_error_and_does_not_change_the_weights()
     with pytest.raises(DataError, match="the loss of step 3 is not finite"):
         list(steps)
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
-
-
-def test_the_network_is_released_when_training_ends_or_is_stopped() -> None:
-    torch.manual_seed(0)
-    model = mlp()
-    birdie.spectral(model)
-    offset = next(wrapped(model)).weight.quantizer.offset
-    steps = fine_tune(model, [data()], loss, steps=9, bits=3.0)
-    for step in steps:
-        if step.number == 3:
-            break
-    assert offset.grad is not None
-    assert not bool(offset.grad)
-    steps.close()
-    model.zero_grad()
-    birdie.quantization_loss(model).backward()
-    assert bool(offset.grad)

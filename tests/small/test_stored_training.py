@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import birdie
 from birdie.artifact.loading import load
-from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
+from birdie.errors import BudgetError, ConfigError, WeightsError
 from birdie.gpt.run.gpt_calibration import calibrate_gpt
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import metadata
@@ -91,22 +91,6 @@ def test_bits_per_weight_are_of_the_complete_file(tmp_path: Path) -> None:
     model = network()
     tune(model, steps=20, bits=4.0)
     assert birdie.save(model, tmp_path / "x.birdie").bits_per_weight <= 4.0
-
-
-def test_at_a_bit_a_weight_it_is_near_quantization_afterwards(tmp_path: Path) -> None:
-    """It was better until calibrated files were compared with assumed ones; the figures are in LOG.md."""
-    budget, (x, y) = 3_500, data(2048)
-    batches = list(zip(x.split(256), y.split(256), strict=True))
-    trained, afterwards = network(128), network(128)
-    list(fine_tune(trained, batches, loss, steps=100, rate=3e-3, budget=budget))
-    list(fine_tune(afterwards, batches, loss, steps=100, rate=3e-3))
-    birdie.save(trained, tmp_path / "trained.birdie")
-    birdie.save(afterwards, tmp_path / "afterwards.birdie", budget=budget, calibration=(afterwards, batches, loss))
-    losses = [
-        float(loss(birdie.load(tmp_path / f"{name}.birdie", into=network(128)), (x, y)).detach())
-        for name in ("trained", "afterwards")
-    ]
-    assert losses[0] < 1.4 * losses[1]
 
 
 class Tied(nn.Module):
@@ -196,14 +180,6 @@ def test_absurd_targets_are_errors(target: dict[str, Any]) -> None:
         fine_tune(network(), [data()], loss, steps=3, **target)
 
 
-def test_weights_that_are_nan_are_an_error() -> None:
-    model = network()
-    with torch.no_grad():
-        next(model.parameters())[0, 0] = torch.nan
-    with pytest.raises((DataError, WeightsError), match=r"finite|NaN"):
-        fine_tune(model, [data()], loss, steps=3, budget=3_000)
-
-
 def test_a_model_can_be_tuned_to_a_smaller_budget(tmp_path: Path) -> None:
     model = network()
     for budget in (4_000, 2_600):
@@ -220,14 +196,6 @@ def test_what_cannot_be_reached_is_an_error_before_the_first_step() -> None:
         fine_tune(model, [data()], loss, steps=10, budget=1_000_000)
     assert model.state_dict().keys() == original.keys()
     assert all(torch.equal(weight, original[name]) for name, weight in model.state_dict().items())
-
-
-def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_tuning, "_FIRST", 2)
-    x, y = data()
-    batches = [(x, y)] * 4 + [(torch.full_like(x, torch.nan), y)]
-    with pytest.raises(DataError, match="the loss of step 3 is not finite"):
-        list(fine_tune(network(), batches, loss, steps=9, budget=3_000))
 
 
 def test_batches_that_end_with_the_training_are_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -290,25 +258,6 @@ def test_layers_use_what_a_file_of_the_budget_holds(recipe: Recipe, tmp_path: Pa
     assert all(len(row.unique()) < 30 for row in used[scales > 0])
     training.remove()
     assert fc.train().weight is parameter(fc, "weight")
-
-
-def test_the_movement_since_the_last_encoding_counts_and_the_gradient_goes_straight_through(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    run = Run(recipe, tmp_path)
-    training = prepared(recipe, run, [])
-    training.before_step(6, 0.5, 1.0)
-    fc = layer_of(run)
-    used, latent = fc.weight.detach().clone(), parameter(fc, "weight")
-    (fc.weight * used).sum().backward()
-    torch.testing.assert_close(latent.grad, used)
-    with torch.no_grad():
-        latent.add_(0.25)
-    torch.testing.assert_close(fc.weight, used + 0.25)
-    training.before_step(7, 0.55, 1.0)  # not yet time for the next encoding
-    torch.testing.assert_close(fc.weight, used + 0.25)
-    training.before_step(9, 0.7, 1.0)
-    assert (fc.weight - used - 0.25).abs().max() > 1e-3
 
 
 def test_an_encoding_reaches_a_compiled_graph_without_a_new_one(recipe: Recipe, tmp_path: Path) -> None:
@@ -376,12 +325,6 @@ def test_all_ranks_train_on_what_rank_0_encodes(recipe: Recipe, tmp_path: Path) 
 def test_a_recipe_without_budget_or_calibration_is_refused(recipe: Recipe, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="qat budget trains"):
         dataclasses.replace(recipe, **changes)
-
-
-def test_patterns_that_match_no_matrix_are_refused_before_the_first_step(recipe: Recipe, tmp_path: Path) -> None:
-    run = Run(dataclasses.replace(recipe, qat=Qat(budget=True, tensors=("nothing.*",))), tmp_path)
-    with pytest.raises(ConfigError, match="match no matrix"):
-        list(run.train())
 
 
 @pytest.mark.parametrize(("budget", "error"), [(1_500, BudgetError), (500_000, ConfigError)])

@@ -1,4 +1,4 @@
-"""`progress` of the Python API: a function is called, True shows one bar, and without a terminal nothing is written."""
+"""Progress and start-up time, as a user sees them."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -11,8 +11,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import birdie
-from birdie.errors import ConfigError
-from birdie.system.callbacks import Progress, bar, no_progress, reporting
+from birdie.system.callbacks import Progress, bar, reporting
+from birdie.system.platform import process_seconds
+from birdie.system.provenance import StartupTimer
 
 
 class Bars(list[tuple[str, list[tuple[float, float | None]]]]):
@@ -76,16 +77,6 @@ def test_true_shows_one_bar_that_reaches_its_end_and_a_function_gets_the_same(
     assert len(bars) == 1
 
 
-def test_an_error_closes_the_bar(bars: Bars) -> None:
-    with pytest.raises(ConfigError, match="nll"):
-        birdie.calibrate(nn.Linear(8, 8), [torch.ones(2, 8)], _fail, progress=True)
-    assert (len(bars), bars.open) == (1, 0)
-
-
-def _fail(_module: nn.Module, _batch: Tensor) -> Tensor:
-    raise ConfigError("nll")
-
-
 def test_a_bar_shows_description_share_and_rate_on_a_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with bar("compressing", "tensors", console) as update:
@@ -109,7 +100,13 @@ def test_nothing_is_written_without_a_terminal_or_on_other_ranks(
     assert capsys.readouterr() == ("", "")
 
 
-def test_none_and_false_report_nothing_and_a_function_is_passed_on() -> None:
-    for progress, callback in ((None, None), (False, None), (no_progress, no_progress)):
-        with reporting(progress, "compressing", "tensors") as update:
-            assert update is callback
+def test_start_up_time_is_the_sum_of_its_parts() -> None:
+    timer = StartupTimer()
+    for _ in range(2):
+        with timer.part("data"):
+            pass
+    assert timer.total == pytest.approx(sum(timer.seconds.values()))
+    assert timer.line().startswith("start-up: ")
+    assert "import" not in StartupTimer().seconds
+    age = process_seconds()
+    assert age is None or age > 0

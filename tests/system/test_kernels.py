@@ -1,9 +1,7 @@
 """Kernels compile where nothing can be kept, come from disk where it can, and a compilation is announced once."""
 
-import gc
 import importlib
 import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -69,15 +67,6 @@ def test_damage_and_a_change_of_any_module_beside_the_source_cost_a_compilation(
     assert came_from_disk(monkeypatch)  # images of containers round times
 
 
-def test_two_processes_may_compile_a_kernel_at_once(folder: Path) -> None:
-    paths = os.pathsep.join([str(folder), str(ROOT)])
-    variables = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths}
-    command = [sys.executable, "-c", "import probe; print(probe.double(21))"]
-    both = [subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate()[0] for process in both] == ["42\n", "42\n"]
-    assert not list((folder / "cache").rglob("*.tmp.*"))
-
-
 def test_a_kernel_calls_kernels_of_its_own_folder_only() -> None:
     """A kept kernel contains those that it calls, and is dropped when a module of its folder changes."""
     count = 0
@@ -113,18 +102,3 @@ def test_a_compilation_is_announced_once_and_only_when_it_happens() -> None:
     with on_compiling(lambda: messages.append("again")):
         assert doubled(4) == 8
     assert messages == ["compiling"]
-
-
-def test_garbage_is_collected_after_a_compilation_as_before() -> None:
-    @numba.njit
-    def broken(value):  # type: ignore[no-untyped-def]
-        return value.no_such_attribute
-
-    for is_on in (True, False):
-        (gc.enable if is_on else gc.disable)()
-        try:
-            with pytest.raises(numba.TypingError):
-                broken(1 if is_on else 1.0)
-            assert gc.isenabled() is is_on
-        finally:
-            gc.enable()

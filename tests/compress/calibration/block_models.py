@@ -233,23 +233,6 @@ class Named(nn.Module):
         return logits
 
 
-class Branching(nn.Module):
-    """Blocks of which a batch uses some: as many as its sum tells, and the last for all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.head = nn.Linear(WIDTH, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = int(x.sum().abs() * 100) % 4
-        for block in [*self.blocks[:count], self.blocks[3]]:
-            x = torch.tanh(block(x))
-        logits: Tensor = self.head(x)
-        return logits
-
-
 def in_bfloat16(module: nn.Module, batch: Batch) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return classify(module, batch)
@@ -259,15 +242,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "a chain, in place": chain,
     "a chain without cross-entropy": lambda: chain()._replace(loss=project),
     "a chain under autocast": lambda: chain()._replace(loss=in_bfloat16),
-    "a GPT with value residual and repeated layers": lambda: gpt(
-        value_residual=True, num_loops=2, loop_start=1, loop_end=2, tie_embeddings=False
-    ),
     "a GPT with as many techniques as go together": lambda: gpt(**EVERYTHING),
     "a network of convolutions": convolutional,
     "a model like those of transformers": causal_lm,
     "banks": lambda: Case(Bank(), vectors(), classify),
     "products outside of blocks": lambda: Case(Functional(), tokens(), next_token),
-    "layers without a list": lambda: Case(Named(), vectors(), classify),
-    "batches that use other blocks": lambda: Case(Branching(), vectors(6), classify),
     "a single layer": lambda: Case(nn.Linear(WIDTH, 4), vectors(), classify),
 }

@@ -3,18 +3,16 @@
 import random
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 INPUTS, CLASSES = 16, 8
-EFFECTS: dict[str, Callable[[], nn.Module]] = {}
 
 
 class Base(nn.Module):
@@ -24,7 +22,6 @@ class Base(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(INPUTS, 24), nn.Linear(24, CLASSES)
         self.build()
-        EFFECTS.setdefault(type(self).__name__, type(self))
 
     def build(self) -> None:
         """Add what the effect needs."""
@@ -51,61 +48,6 @@ class StreamingConvolution(Base):
         self.past.copy_(joined[-3:].detach())  # type: ignore[operator]
         out: Tensor = self.conv(joined.T[None])[0].T
         return out
-
-
-class Normalizer(Base):
-    """Normalizes by all that it has seen."""
-
-    mean: Tensor
-    var: Tensor
-    count: Tensor
-
-    def build(self) -> None:
-        self.register_buffer("mean", torch.zeros(24))
-        self.register_buffer("var", torch.ones(24))
-        self.register_buffer("count", torch.tensor(1e-4))
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.count += len(hidden)
-            self.mean += (hidden.mean(0) - self.mean) * len(hidden) / self.count
-            self.var += (hidden.var(0) - self.var) * len(hidden) / self.count
-        return (hidden - self.mean) / (self.var + 1e-5).sqrt()
-
-
-class Counter(Base):
-    """Counts its calls, which scale what it computes."""
-
-    def build(self) -> None:
-        self.calls = 0
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        self.calls += 1
-        return hidden / self.calls
-
-
-class AppendedList(Base):
-    """Keeps the history of its activations."""
-
-    def build(self) -> None:
-        self.history: list[Tensor] = []
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        self.history.append(hidden.detach().mean(0))
-        return hidden - torch.stack(self.history).mean(0)
-
-
-class NewBuffer(Base):
-    """Assigns a buffer anew."""
-
-    memory: Tensor
-
-    def build(self) -> None:
-        self.register_buffer("memory", torch.zeros(24))
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        self.memory = 0.9 * self.memory + hidden.detach().mean(0)
-        return hidden + self.memory
 
 
 class NewShape(Base):
@@ -145,17 +87,6 @@ class OddBuffers(Base):
         return (hidden + self.view[0] / self.number) * self.get_buffer("expanded")
 
 
-class NewAttribute(Base):
-    """Assigns a tensor that is no buffer."""
-
-    def build(self) -> None:
-        self.cache = torch.zeros(24)
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        self.cache = self.cache + hidden.mean(0)
-        return hidden + self.cache
-
-
 class ChangedAttribute(Base):
     """Changes a tensor that is no buffer, in place, and what a tuple and an array hold."""
 
@@ -168,34 +99,6 @@ class ChangedAttribute(Base):
         return hidden + self.cache[0] * float(self.cache[1][0])
 
 
-class TrainedNorm(Base):
-    """A batch norm that always uses the statistics of the batch, and notes them."""
-
-    def build(self) -> None:
-        self.norm = nn.BatchNorm1d(24)
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        norm = self.norm
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked += 1
-        return F.batch_norm(hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=True)
-
-
-class PowerIteration(Base):
-    """A spectral norm that takes a step in every mode."""
-
-    def build(self) -> None:
-        self.middle = nn.Linear(24, 24)
-        self.register_buffer("u", F.normalize(torch.randn(24), dim=0))
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        weight = self.middle.weight
-        with torch.no_grad():
-            v = F.normalize(weight.T @ self.u, dim=0)  # type: ignore[operator]
-            self.u.copy_(F.normalize(weight @ v, dim=0))  # type: ignore[operator]
-        return F.linear(hidden, weight / (self.u @ weight @ v), self.middle.bias)  # type: ignore[operator]
-
-
 class SpectralNorm(Base):
     """The spectral norm of torch, in training mode."""
 
@@ -204,17 +107,6 @@ class SpectralNorm(Base):
 
     def effect(self, hidden: Tensor) -> Tensor:
         self.middle.train()
-        out: Tensor = self.middle(hidden)
-        return out
-
-
-class WeightNorm(Base):
-    """A weight of two parameters."""
-
-    def build(self) -> None:
-        self.middle = parametrizations.weight_norm(nn.Linear(24, 24))
-
-    def effect(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.middle(hidden)
         return out
 
@@ -231,13 +123,6 @@ class OldWeightNorm(Base):
     def effect(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.middle(hidden)
         return out
-
-
-class Dropout(Base):
-    """Draws from the generator of torch in every mode."""
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        return F.dropout(hidden, 0.2, training=True)
 
 
 class OwnGenerators(Base):
@@ -257,18 +142,6 @@ class GlobalGenerators(Base):
 
     def effect(self, hidden: Tensor) -> Tensor:
         return hidden * float(1 + np.random.rand() + random.random())
-
-
-class OwnHook(Base):
-    """Has a hook that counts."""
-
-    def build(self) -> None:
-        self.seen = {"calls": 0}
-        self.first.register_forward_hook(self.count)
-
-    def count(self, *_: Any) -> None:
-        """Count a call."""
-        self.seen["calls"] += 1
 
 
 class NewHooks(Base):
@@ -311,16 +184,6 @@ class OwnMode(Base):
         return hidden
 
 
-class ClampedParameter(Base):
-    """Limits a parameter in place."""
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.first.weight.clamp_(-0.1, 0.1)
-            self.last.bias.mul_(0.9)
-        return hidden
-
-
 class ParameterData(Base):
     """Changes parameters behind the back of autograd."""
 
@@ -338,20 +201,6 @@ class NewParameter(Base):
         return hidden
 
 
-class Recurrent(Base):
-    """Keeps the state of an LSTM from one batch to the next."""
-
-    def build(self) -> None:
-        self.lstm = nn.LSTM(24, 24)
-        self.hidden: tuple[Tensor, Tensor] | None = None
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        out, state = self.lstm(hidden, self.hidden)
-        self.hidden = (state[0].detach(), state[1].detach())
-        result: Tensor = out
-        return result
-
-
 class KeysAndValues(Base):
     """Keeps keys and values by the number of a layer, in a dict of lists."""
 
@@ -363,34 +212,6 @@ class KeysAndValues(Base):
             self.kept[0][number] = torch.cat([self.kept[0][number], part.detach()])[-64:]
         keys, values = self.kept[0]
         return hidden + (hidden @ keys.T / 5).softmax(-1) @ values
-
-
-class Deque(Base):
-    """Keeps the last activations."""
-
-    def build(self) -> None:
-        self.last_ones: deque[Tensor] = deque([torch.ones(24)], maxlen=3)
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        self.last_ones.append(hidden.detach().mean(0))
-        return hidden + torch.stack(list(self.last_ones)).mean(0)
-
-
-class Codebook(Base):
-    """Vector quantization whose codebook is a moving average of what it coded."""
-
-    codes: Tensor
-    sizes: Tensor
-
-    def build(self) -> None:
-        self.register_buffer("codes", torch.randn(12, 24))
-        self.register_buffer("sizes", torch.ones(12))
-
-    def effect(self, hidden: Tensor) -> Tensor:
-        nearest = F.one_hot(torch.cdist(hidden.detach(), self.codes).argmin(1), 12).float()
-        self.sizes.data.mul_(0.9).add_(nearest.sum(0), alpha=0.1)
-        self.codes.data.mul_(0.9).add_(nearest.T @ hidden.detach(), alpha=0.1)
-        return hidden + (nearest @ self.codes - hidden).detach()
 
 
 class LazyBuffer(Base):

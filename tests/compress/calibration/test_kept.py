@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import birdie
-from birdie.compress.calibration.kept import Snapshot
-from birdie.compress.calibration.model_runs import Runs
 from tests.compress.calibration.side_effects import CLASSES, INPUTS, Base, picture, seeded, subclasses
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -74,9 +72,7 @@ ACTIONS: dict[str, Callable[[nn.Module], Any]] = {
     "offload": lambda module: birdie.calibrate(module, batches(), loss, offload=True),
     "example inputs": lambda module: birdie.calibrate(module, example_inputs=[x for x, _ in batches()]),
     "sensitivity": lambda module: birdie.sensitivity(module, batches(), loss, at=(4.0,)),
-    "save": lambda module: saved(module, calibration=(module, batches(), loss)),
     "budget": lambda module: searched(module, budget=3_500),
-    "quality": lambda module: searched(module, quality=0.3),
     "tune": lambda module: searched(module, quality=0.3, tune=0.1),
     "quantize_": quantized,
 }
@@ -157,20 +153,6 @@ def test_a_loss_that_raises_leaves_the_module_as_it_was(kind: type[Base], one_th
     assert picture(module) == earlier
 
 
-@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
-def test_every_run_begins_alike(kind: type[Base]) -> None:
-    """A module and a copy with the same weights then predict the same, in whatever order they run."""
-    module, data = seeded(kind), batches(2)
-    runs = Runs(module)
-    outputs = []
-    with runs.session():
-        for number in (0, 1, 0, 1):
-            with runs.run(number):
-                outputs.append(module(data[number][0]).detach())
-    assert torch.equal(outputs[0], outputs[2])
-    assert torch.equal(outputs[1], outputs[3])
-
-
 def test_a_batch_that_a_loss_changes_is_as_it_was() -> None:
     module = nn.Linear(INPUTS, CLASSES)
     data: list[dict[str, Tensor]] = [{"x": x, "y": y} for x, y in batches()]
@@ -210,21 +192,6 @@ def test_gradients_that_a_loss_adds_are_removed() -> None:
     assert module.weight.grad is gradient
     assert torch.equal(gradient, torch.ones(CLASSES, INPUTS))
     assert module.bias.grad is None
-
-
-def test_a_snapshot_copies_no_parameters_and_long_objects_are_bounded() -> None:
-    class Wordy(nn.Linear):
-        words: list[str]
-
-    module = Wordy(64, 64)
-    module.words = [str(number) for number in range(1 << 17)]
-    snapshot = Snapshot([module])
-    assert all(memory.values is None for memory in snapshot.parameters.values())
-    words, kept = module.words, list(module.words)
-    module.words.append("more")
-    snapshot.put_back()
-    assert module.words is words
-    assert words == kept
 
 
 def test_a_parameter_that_changes_later_is_an_error_that_names_it() -> None:

@@ -1,38 +1,20 @@
-"""A mode for a while: of the parts named alone, and undone part by part, whatever happens."""
+"""Modules while they are measured: modes, copies, criteria."""
 
 import threading
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from birdie.compress.calibration.modes import evaluation_copy, in_mode
+from birdie.compress.calibration.criterion import batch_loss
+from birdie.compress.calibration.modes import evaluation_copy
 from birdie.compress.calibration.synthetic import synthetic_calibration
 
 
 def modes(module: nn.Module) -> list[bool]:
     return [part.training for part in module.modules()]
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_each_part_comes_back_to_its_own_mode(training: bool) -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Sequential(nn.BatchNorm1d(2)))
-    net[1].eval()
-    original = modes(net)
-    with in_mode(net.modules(), training=training):
-        assert modes(net) == [training] * 5
-    assert modes(net) == original
-    with pytest.raises(ZeroDivisionError), in_mode(net.modules(), training=training):
-        raise ZeroDivisionError
-    assert modes(net) == original
-
-
-def test_what_is_not_named_keeps_its_mode() -> None:
-    net = nn.Sequential(nn.Sequential(nn.Dropout()))
-    with in_mode([net[0], net[0]], training=False):
-        assert modes(net) == [True, False, True]
-    assert modes(net) == [True, True, True]
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
@@ -75,3 +57,30 @@ def test_evaluation_does_not_call_the_code_of_a_module() -> None:
     synthetic_calibration(module, torch.randn(16, 4))
     assert torch.equal(module.weight, weight)
     assert module.training
+
+
+class Focal(nn.Module):
+    """A criterion of one's own."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets) ** 2
+
+
+class Named(nn.Linear):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+X, Y = torch.randn(6, 8), torch.arange(6)
+
+
+@pytest.mark.parametrize("inputs", [X, (X, 2.0), {"x": X, "scale": 2.0}], ids=["tensor", "tuple", "dict"])
+@pytest.mark.parametrize(
+    "criterion",
+    [nn.CrossEntropyLoss(), F.cross_entropy, Focal()],
+    ids=lambda criterion: getattr(criterion, "__name__", type(criterion).__name__),
+)
+def test_a_criterion_gets_outputs_and_targets(criterion: Any, inputs: Any) -> None:
+    model = Named(8, 6)
+    expected = criterion(model(X, 1.0 if isinstance(inputs, Tensor) else 2.0), Y)
+    assert torch.equal(batch_loss(criterion)(model, (inputs, Y)), expected)

@@ -88,22 +88,6 @@ def test_columns_in_blocks_are_those_of_a_calibration_in_memory(
     assert all(known.blocks is not None for known in measured.values())
 
 
-def test_activations_are_in_a_file_once_and_for_one_batch(tmp_path: Path) -> None:
-    """A tensor that several functions keep is written once, unless it was changed in between."""
-    file, x, sizes = tmp_path / "work" / "activations", seeded(64, 64), []
-    with Offload(tmp_path / "work", nn.Linear(1, 1), least=1) as offload:
-        held = [offload.hold(x), offload.hold(x.view(32, 128).t()), offload.hold(x[:1])]
-        sizes.append(file.stat().st_size)
-        x.mul_(2)
-        held.append(offload.hold(x))
-        sizes.append(file.stat().st_size)
-        assert sizes == [x.nbytes + x[:1].nbytes, 2 * x.nbytes + x[:1].nbytes]
-        expected = [x / 2, (x / 2).view(32, 128).t(), (x / 2)[:1], x]
-        assert all(torch.equal(one(), other) for one, other in zip(held, expected, strict=True))
-        offload.forget()
-        assert file.stat().st_size == 0
-
-
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     module, batches, loss = chain()
 

@@ -4,18 +4,14 @@ import copy
 import io
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
 import birdie
-from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import measure
-from birdie.compress.prior import mean_cost
 from birdie.compress.row_blocks import used_as_matrix, with_rows
 from birdie.compress.scheme import Sensitivity
 
@@ -118,33 +114,6 @@ def test_small_changes_cost_about_the_kl_that_is_predicted(name: str) -> None:
     assert 0.5 < ratio_of(module, "head.weight", known["head.weight"]) < 2
 
 
-def test_weights_behind_parametrizations_are_reached() -> None:
-    for parametrize in (parametrizations.weight_norm, parametrizations.spectral_norm):
-        torch.manual_seed(0)
-        module = nn.Sequential(parametrize(nn.Linear(INPUTS, OUTPUTS)), nn.Tanh(), nn.Linear(OUTPUTS, CLASSES))
-        name = next(name for name, weight in module.named_parameters() if weight.shape == (OUTPUTS, INPUTS))
-        known = measure(module, batches(), classify)
-        assert 0.6 < ratio_of(module.eval(), name, known[name]) < 1.6
-
-
-def test_layers_without_products_of_their_own_are_reached() -> None:
-    class Sequence(nn.Module):
-        def __init__(self, layer: nn.Module) -> None:
-            super().__init__()
-            self.layer, self.head = layer, nn.Linear(OUTPUTS, CLASSES)
-
-        def forward(self, x: Tensor) -> Tensor:
-            steps = x[:, None].expand(-1, 3, -1)
-            out = self.layer(*([steps] * (3 if isinstance(self.layer, nn.MultiheadAttention) else 1)))[0]
-            return self.head(out[:, -1])  # type: ignore[no-any-return]
-
-    for layer in (nn.LSTM(INPUTS, OUTPUTS, batch_first=True), nn.GRU(INPUTS, OUTPUTS, batch_first=True)):
-        known = measure(Sequence(layer), batches(1), classify)
-        assert {"layer.weight_hh_l0", "layer.weight_ih_l0"} <= known.keys()
-    attention = nn.Sequential(nn.Linear(INPUTS, OUTPUTS), Sequence(nn.MultiheadAttention(OUTPUTS, 2, batch_first=True)))
-    assert "1.layer.in_proj_weight" in measure(attention, batches(1), classify)
-
-
 class Tied(nn.Module):
     """A table that is looked up, and multiplied as the head."""
 
@@ -179,33 +148,6 @@ def test_a_weight_that_one_product_explains_in_part_is_taken_as_a_whole() -> Non
         expected += predicted(known, change)
     assert 0.5 < measured / expected < 2
     assert not measure(Tied(F.linear), ids, loss)["table.weight"].rows_have_inputs, "two products explain it"
-
-
-def test_recorded_products_take_one_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, grad = [0], torch.autograd.grad
-
-    def counting(*arguments: Any, **settings: Any) -> Any:
-        passes[0] += 1
-        return grad(*arguments, **settings)
-
-    monkeypatch.setattr(torch.autograd, "grad", counting)
-    module = nn.Sequential(nn.Linear(INPUTS, OUTPUTS), nn.Tanh(), nn.Linear(OUTPUTS, CLASSES))
-    assert not any(known.rows_have_inputs for known in measure(module, batches(2), classify).values())
-    assert passes == [2]
-
-
-def test_a_loss_without_random_signs_leaves_rows_to_the_prior() -> None:
-    """The gradient of a batch is a sum whose square is far above the sum of squares, where all errors are alike."""
-
-    def distance(module: nn.Module, batch: Batch) -> Tensor:
-        return F.mse_loss(module(batch[0]), torch.full((500, CLASSES), 5.0), reduction="sum")
-
-    levels = []
-    for product in (PRODUCTS["@ of a transpose"][1], F.linear):
-        module = Network((OUTPUTS, INPUTS), product)
-        result = CalibrationResult.of(module.state_dict(), (module, batches(), distance), symmetries=False)
-        levels.append(mean_cost(result.sensitivities["w"]) / mean_cost(result.sensitivities["head.weight"]))
-    assert 1 / 30 < levels[0] / levels[1] < 30
 
 
 class Scarcely(nn.Module):

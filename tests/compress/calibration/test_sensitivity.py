@@ -1,7 +1,9 @@
-"""Calibration sums what plain loops over examples sum, whichever way a weight is used, and leaves the module alone."""
+"""Sensitivities by hand, and how they shrink to the prior with few samples."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from birdie.compress.calibration import sensitivity as sensitivity_module
-from birdie.compress.calibration.sensitivity import MAX_OUTPUTS, measure
-from birdie.compress.calibration.shrinkage import shrink_rows
+from birdie.compress.calibration.sensitivity import measure
+from birdie.compress.calibration.shrinkage import ENOUGH, oracle_share, shrink, shrink_covariance, shrink_rows
+from birdie.compress.prior import prior
+from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
+from birdie.compress.trellis.feedback import feedback
 
 Batch = tuple[Tensor, Tensor]
 
@@ -129,25 +134,6 @@ def test_targets_that_are_ignored_count_for_nothing() -> None:
     torch.testing.assert_close(alone, many, rtol=0, atol=0.02)
 
 
-def test_a_network_that_is_sure_of_its_labels_keeps_a_fisher() -> None:
-    """Squared gradients at the labels vanish, but the curvature of the KL does not."""
-    module, labels = mlp(), torch.arange(12) % 4
-    x = 3 * F.one_hot(labels, 5) + 0.1 * seeded(12, 5)
-    for _ in range(60):
-        gradients = torch.autograd.grad(classify(module, (x, labels)), list(module.parameters()))
-        with torch.no_grad():
-            for weight, gradient in zip(module.parameters(), gradients, strict=True):
-                weight.sub_(0.1 * gradient)
-    assert float((module(x).argmax(-1) == labels).float().mean()) == 1
-    p = torch.softmax(module(x).detach(), -1)
-    curved = float((p * (1 - p)).sum(-1).mean())
-    empirical = float(((p - F.one_hot(labels, 4)) ** 2).sum(-1).mean())
-    measured = measure(module, [(x.repeat(200, 1), labels.repeat(200))], classify)["2.weight"].row_fisher
-    assert measured is not None
-    assert float(measured.sum()) == pytest.approx(curved, rel=0.1)
-    assert float(measured.sum()) > 20 * empirical
-
-
 CONVOLUTIONS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Conv2d(3, 4, 3, bias=False), (2, 3, 7, 6)),
     (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2, bias=False), (2, 4, 7, 6)),
@@ -187,19 +173,6 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
     close(measured.output, gradients @ gradients.T)
 
 
-@pytest.mark.parametrize("case", range(len(CONVOLUTIONS)))
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_slices_of_the_unfolded_inputs_add_up(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices hold several examples, or a few positions of one."""
-    module, shape = CONVOLUTIONS[case]
-    batch = seeded(*shape), seeded(*module(seeded(*shape)).shape, seed=1)
-    expected = measure(module, [batch], project)["weight"].hessian
-    assert expected is not None
-    for size in (1, 100, 300):
-        monkeypatch.setattr(sensitivity_module, "_SLICE", size)
-        close(measure(module, [batch], project)["weight"].hessian, expected)
-
-
 @pytest.mark.parametrize(
     ("module", "shape"),
     [(nn.Conv1d(8, 3, 5), (4, 8, 20)), (nn.Conv2d(8, 6, (2, 3), groups=2), (4, 8, 5, 7)), (nn.Linear(24, 3), (50, 24))],
@@ -225,64 +198,6 @@ def test_many_columns_keep_the_blocks_of_the_dense_hessian(
     close(measured.blocks.product(rows), rows @ masked)
 
 
-def test_a_wide_tied_embedding_keeps_blocks_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, ids, g = nn.Embedding(6, 4), torch.tensor([[0, 2, 2], [5, 2, 0]]), seeded(2, 3, 6, seed=1)
-
-    def tied(module: nn.Module, batch: Batch) -> Tensor:
-        weight = module.get_parameter("weight")
-        return (F.linear(F.embedding(batch[0], weight).tanh(), weight) * batch[1]).sum()
-
-    dense = measure(module, [(ids, g)], tied)["weight"]
-    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 2)
-    measured = measure(module, [(ids, g)], tied)["weight"]
-    assert dense.hessian is not None
-    assert measured.blocks is not None
-    for index, block in zip(measured.blocks.columns, measured.blocks.blocks, strict=True):
-        close(block, dense.hessian[index][:, index])
-    close(measured.row_fisher, dense.row_fisher)  # type: ignore[arg-type]
-
-
-class _LargestTensor(TorchDispatchMode):
-    """Records the most elements that a tensor of any operation has memory for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize)
-        return out
-
-
-def test_memory_is_bounded_by_slices_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unfolded, the inputs of this convolution have 1,296,000 elements, and its Hessian 186,624."""
-    monkeypatch.setattr(sensitivity_module, "_SLICE", 20_000)
-    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 144)
-    module = nn.Conv1d(48, 4, 9, padding=4)
-    x = seeded(3, 48, 1000)
-    with _LargestTensor() as largest:
-        measure(module, [(x, seeded(3, 4, 1000, seed=1))], project)
-    assert largest.elements <= 1.02 * x.numel()  # padded
-    x = seeded(300, 48, 10)
-    with _LargestTensor() as largest:
-        measure(module, [(x, seeded(300, 4, 10, seed=1))], project)
-    assert largest.elements <= 2 * x.numel()  # padded
-
-
-def test_inputs_and_gradients_are_counted() -> None:
-    module = nn.Conv2d(3, 4, 3, bias=False)
-    g = seeded(5, 4, 4, 6)
-    image = measure(module, [(seeded(5, 3, 6, 8), g)] * 2, project)["weight"]
-    assert 10 < image.samples < 240
-    assert image.gradients == 10
-    token = measure(nn.Linear(3, 4), [(seeded(5, 7, 3), seeded(5, 7, 4))], project)["weight"]
-    assert token.samples == pytest.approx(35)
-    assert token.gradients == 35
-
-
 def test_embeddings_know_how_often_and_how_much() -> None:
     module = nn.Embedding(6, 3)
     ids = torch.tensor([[0, 2, 2], [5, 2, 0]])
@@ -296,17 +211,6 @@ def test_embeddings_know_how_often_and_how_much() -> None:
     close(measured.hessian.diagonal() * measured.row_fisher.sum(), squares.sum(0))
     torch.testing.assert_close(measured.row_fisher[[1, 3, 4]], torch.full((3,), measured.row_fisher[1].item()))
     assert (measured.samples, measured.gradients) == (6, 6)
-
-
-def test_sparse_gradients_of_a_bag_are_those_of_a_dense_one() -> None:
-    bags = [nn.EmbeddingBag(20, 8, mode="mean", sparse=sparse) for sparse in (False, True)]
-    bags[1].load_state_dict(bags[0].state_dict())
-    batches = [(torch.tensor([[0, 2, 2], [5, 2, 0]]), seeded(2, 8, seed=1))]
-    dense, sparse = (measure(bag, batches, project)["weight"] for bag in bags)
-    assert dense.hessian is not None
-    assert dense.row_fisher is not None
-    close(sparse.hessian, dense.hessian)
-    close(sparse.row_fisher, dense.row_fisher)
 
 
 class Tied(nn.Module):
@@ -355,32 +259,106 @@ class Bank(nn.Module):
         return F.linear(torch.tanh(F.linear(x, self.bank[0])), self.bank[1].to(torch.bfloat16).float())
 
 
-def test_views_of_banks_and_casts_are_known_by_name() -> None:
-    module, x, g = Bank(), seeded(7, 4), seeded(7, 4, seed=1)
-    measured = measure(module, [(x, g)], project)
-    assert list(measured) == ["matrix.0", "matrix.1"]
-    close(measured["matrix.0"].hessian, x.T @ x / 7)
-    hidden = torch.tanh(x @ module.bank[0].detach().T)
-    close(measured["matrix.1"].hessian, hidden.T @ hidden / 7)
-    close(measured["matrix.1"].output, g.T @ g)
+TAPS = TapCovariance(np.array([[1.0, 0.6], [0.6, 1.0]]), 0.3)
 
 
-def test_weights_cast_on_the_way_and_autocast_ones_are_the_same_weights() -> None:
-    class Cast(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return F.linear(input.to(torch.bfloat16), self.weight.to(torch.bfloat16)).float()
-
-    module, x, g = Cast(5, 3, bias=False), seeded(6, 5), seeded(6, 3, seed=1)
-    measured = measure(module, [(x, g)], project)["weight"]
-    low = x.bfloat16().float()
-    close(measured.hessian, low.T @ low / 6)
-    low = g.bfloat16().float()
-    torch.testing.assert_close(measured.output, low.T @ low, rtol=0.02, atol=0.02)
+def moments(x: Tensor) -> Tensor:
+    return x.T @ x / len(x)
 
 
-def test_wide_outputs_keep_their_diagonal_alone() -> None:
-    module = nn.Linear(2, MAX_OUTPUTS + 1, bias=False)
-    x, g = seeded(3, 2), seeded(3, MAX_OUTPUTS + 1, seed=1)
-    measured = measure(module, [(x, g)], project)["weight"]
-    assert measured.output is None
-    close(measured.row_fisher, (g**2).sum(0))
+def dense(channels: int) -> Tensor:
+    return torch.from_numpy(np.kron(np.eye(channels), TAPS.taps) + TAPS.shared).float()
+
+
+def test_shrinkage_is_nearer_to_the_truth_than_either_end() -> None:
+    mixture = torch.linalg.cholesky(dense(20) + torch.diag(torch.linspace(0, 2, 40)))
+    truth = mixture @ mixture.T
+    for samples in (5, 20, 80):
+        measured = moments(seeded(samples, 40, seed=samples) @ mixture.T)
+        target = dense(20) * (measured.trace() / dense(20).trace())
+        nearest = (shrink_covariance(measured, samples, TAPS) - truth).norm()
+        assert nearest < (measured - truth).norm()
+        assert nearest < 1.05 * (target - truth).norm()
+
+
+def test_the_share_falls_with_samples_until_nothing_is_shrunk() -> None:
+    measured = moments(seeded(500, 10) * torch.arange(1.0, 11))
+    shares = [oracle_share(measured, samples) for samples in (2, 20, 200)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.5
+    assert shares[2] < 0.1
+    assert torch.equal(shrink_covariance(measured, ENOUGH * 10), measured)
+    assert oracle_share(torch.eye(4), 100) == 1
+
+
+def shrunk_all(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    return dict(shrink(known, weights, known))
+
+
+def known(rows: int, columns: int, count: float, seed: int = 0) -> Sensitivity:
+    g = seeded(64, rows, seed=seed)
+    output = moments(g)
+    hessian = moments(seeded(64, columns, seed=seed + 1))
+    return Sensitivity(hessian, output.diagonal().clone(), output, samples=count, gradients=count)
+
+
+def test_rows_shrink_to_the_priors_in_the_units_of_the_calibration() -> None:
+    weights = {"a.weight": seeded(6, 4, 3, 3), "b.weight": seeded(5, 4, 3, 3, seed=3)}
+    few, many = (
+        shrunk_all({"a.weight": known(6, 36, n), "b.weight": known(5, 36, n, 7)}, weights) for n in (1e-9, 1e9)
+    )
+    assumed = prior(weights)
+    for name, weight in weights.items():
+        rows = few[name].row_fisher
+        expected = assumed[name].row_fisher
+        assert rows is not None
+        assert expected is not None
+        torch.testing.assert_close(rows / rows.sum(), (expected / expected.sum()).float())
+        output = few[name].output
+        assert output is not None
+        torch.testing.assert_close(output, torch.diag(rows), atol=1e-5, rtol=1e-5)
+        original = known(6, 36, 1) if name == "a.weight" else known(5, 36, 1, 7)
+        for part in ("hessian", "row_fisher", "output"):
+            torch.testing.assert_close(getattr(many[name], part), getattr(original, part))
+        first, last = (feedback(item[name], len(weight), 36).row_weight.mean() for item in (few, many))
+        assert 0.1 < first / last < 10
+
+
+def test_blocks_shrink_as_the_matrices_they_are() -> None:
+    hessian = moments(seeded(3, 18))
+    blocks = BlockDiagonal(torch.arange(36).view(2, 18), torch.stack([hessian, 2 * hessian]))
+    result = shrunk_all({"w": Sensitivity(blocks=blocks, samples=3)}, {"w": seeded(6, 4, 3, 3)})["w"].blocks
+    assert result is not None
+    torch.testing.assert_close(result.blocks[1], 2 * result.blocks[0])
+    assert float(torch.linalg.eigvalsh(result.blocks[0].double())[0]) > 1e-3
+    assert float(torch.linalg.eigvalsh(hessian.double())[0]) < 1e-6
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Records the most elements that a tensor of any operation has memory for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return out
+
+
+def test_memory_is_bounded_by_slices_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unfolded, the inputs of this convolution have 1,296,000 elements, and its Hessian 186,624."""
+    monkeypatch.setattr(sensitivity_module, "_SLICE", 20_000)
+    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 144)
+    module = nn.Conv1d(48, 4, 9, padding=4)
+    x = seeded(3, 48, 1000)
+    with _LargestTensor() as largest:
+        measure(module, [(x, seeded(3, 4, 1000, seed=1))], project)
+    assert largest.elements <= 1.02 * x.numel()  # padded
+    x = seeded(300, 48, 10)
+    with _LargestTensor() as largest:
+        measure(module, [(x, seeded(300, 4, 10, seed=1))], project)
+    assert largest.elements <= 2 * x.numel()  # padded

@@ -92,16 +92,6 @@ def test_a_gpt_in_another_order_is_the_same_function(config: GPTConfig) -> None:
         assert equal({name: back_in_order(state[name], orders.get(name, {})) for name in state}, original_state)
 
 
-def test_every_kind_of_unit_of_a_gpt_is_declared() -> None:
-    state, units = gpt(SHAPES[0]).state_dict(), []
-    first_members: list[Any] = [symmetry[0] for symmetry in gpt(SHAPES[0]).symmetries()]
-    for name, axis, block, *span in first_members:
-        start, stop = span or (0, state[name].shape[axis])
-        units.append((stop - start) // block)
-    per_block = [64, *[8, 2] * 2, 2]  # hidden; channels of each kv head, query heads of each kv head; kv heads
-    assert units == per_block * 3
-
-
 def calibrated(model: GPT, names: list[str], config: GPTConfig) -> dict[str, Sensitivity]:
     """Measured on one batch: input second moments and squared output gradients of the named layers."""
     seen: dict[str, list[Tensor]] = {}
@@ -148,20 +138,6 @@ def test_sensitivities_are_permuted_as_if_measured_again() -> None:
         assert hessian is not None
         keys = rows.clamp_min(1e-300).log() + hessian.diagonal().clamp_min(1e-300).log()
         assert bool((keys.diff() >= -1e-5).all())
-
-
-def test_blocks_of_channels_move_with_them() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, (2, 3)))
-    root = torch.randn(2, 18, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    blocks = BlockDiagonal(torch.arange(36).view(2, 18), root @ root.mT)
-    known = {"2.weight": Sensitivity(row_fisher=torch.ones(2), blocks=blocks)}
-    dense = torch.block_diag(*blocks.blocks)
-    state, orders = sort_units(module.state_dict(), CHANNELS, known)
-    moved = permute_sensitivity("2.weight", known["2.weight"], orders).blocks
-    original, after = (w.reshape(2, 36).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
-    assert moved is not None
-    assert not torch.equal(after, original)
-    torch.testing.assert_close(moved.product(after) @ after.T, original @ dense @ original.T)
 
 
 def test_a_kernel_moves_with_its_channel_in_the_sensitivities_too() -> None:
@@ -219,20 +195,6 @@ def test_blocks_move_as_wholes_and_back(seed: int, block: int, units: int, dtype
     assert torch.equal(back_in_order(new["b"].float(), orders.get("b", {})), other.float())
 
 
-def test_what_is_sorted_stays_as_it_is() -> None:
-    model = gpt(SHAPES[0])
-    once, _ = sort_units(model.state_dict(), model.symmetries(), {})
-    twice, orders = sort_units(once, model.symmetries(), {})
-    assert not orders
-    assert all(twice[name] is once[name] for name in once)
-
-
-def test_nan_zero_and_infinite_units_are_only_moved() -> None:
-    up = torch.tensor([[float("nan"), 1.0], [0.0, 0.0], [3.0, 1.0], [float("inf"), 0.0]])
-    new, _ = sort_units({"up": up, "down": torch.arange(4.0)[None]}, [(("up", 0, 1), ("down", 1, 1))], {})
-    assert new["down"].tolist() == [[1.0, 2.0, 3.0, 0.0]]
-
-
 def test_tied_names_stay_tied_and_must_move_together() -> None:
     weight = torch.randn(6, 3)
     state = {"a": weight, "b": weight[:], "down": torch.randn(2, 6)}
@@ -284,3 +246,17 @@ def test_declarations_of_parts_are_found_under_their_names() -> None:
     state, _ = sort_units(wrapped.state_dict(), symmetries, {})
     plain, _ = sort_units(model.state_dict(), model.symmetries(), {})
     assert equal({name.removeprefix("lm."): weight for name, weight in state.items()}, plain)
+
+
+def test_blocks_of_channels_move_with_them() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, (2, 3)))
+    root = torch.randn(2, 18, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    blocks = BlockDiagonal(torch.arange(36).view(2, 18), root @ root.mT)
+    known = {"2.weight": Sensitivity(row_fisher=torch.ones(2), blocks=blocks)}
+    dense = torch.block_diag(*blocks.blocks)
+    state, orders = sort_units(module.state_dict(), CHANNELS, known)
+    moved = permute_sensitivity("2.weight", known["2.weight"], orders).blocks
+    original, after = (w.reshape(2, 36).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
+    assert moved is not None
+    assert not torch.equal(after, original)
+    torch.testing.assert_close(moved.product(after) @ after.T, original @ dense @ original.T)

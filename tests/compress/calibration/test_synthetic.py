@@ -161,15 +161,6 @@ def test_networks_of_sound_take_noise_and_assumed_rows() -> None:
     assert hessian.shape == (128, 128)
 
 
-def test_noise_sounds_are_loud_and_quiet_within_the_range_of_samples() -> None:
-    sounds = synthetic.noise_sounds(1, 4096, synthetic.SOUNDS, torch.Generator().manual_seed(0))
-    parts = sounds.unflatten(2, (synthetic.STEADY, -1)).std(3)
-    assert parts.max() > 10 * parts.min()
-    assert (sounds.abs() < 1).double().mean() > 0.999
-    features = synthetic.noise_sounds(80, 1024, synthetic.SOUNDS, torch.Generator().manual_seed(0))
-    assert features.var().item() == pytest.approx(1, abs=0.05)
-
-
 def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
     model = Sum()
     one, two = torch.randn(20, 8), torch.randn(20, 8)
@@ -178,32 +169,6 @@ def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
         assert isinstance(result.held_out, HeldOut)
         assert result.held_out.batches
     assert len(synthetic._split(Inputs((one, two)))) == synthetic.BATCHES
-
-
-def test_the_error_is_that_of_a_module_whose_state_has_other_names_than_its_parts() -> None:
-    """As a model under the names of its checkpoint has."""
-
-    class Renamed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = nn.Linear(32, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.model(x)
-            return out
-
-        def state_dict(self, *_: Any, **settings: Any) -> dict[str, Tensor]:  # type: ignore[override]
-            return {f"classifier.{name}": tensor for name, tensor in self.model.state_dict(**settings).items()}
-
-    module, x = Renamed(), torch.randn(50, 32)
-    measure = HeldOutError(module, [Inputs((x,))], loss)
-    state = module.state_dict()
-    assert measure(state) == 0
-    doubled = {name: 2 * tensor for name, tensor in state.items()}
-    outputs = module(x).detach().double()
-    variance = float((outputs - outputs.mean()).square().sum())
-    assert measure(doubled) == pytest.approx(float(outputs.square().sum()) / variance)
-    assert measure(state) == 0
 
 
 class Towers(nn.Module):
@@ -243,46 +208,9 @@ def test_a_module_that_cannot_be_differentiated_is_calibrated_by_forward_passes(
     assert result.held_out({}) == pytest.approx(0, abs=1e-6)
 
 
-def test_outputs_that_other_weights_give_another_shape_are_wrong_altogether() -> None:
-    class Selected(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            outputs: Tensor = self.layer(x)
-            return outputs[outputs[:, 0] > 0]
-
-    model = Selected()
-    measure = HeldOutError(model, [Inputs((torch.randn(40, 8),))], loss)
-    assert measure(model.state_dict()) == 0
-    assert measure({name: -weight for name, weight in model.state_dict().items()}) == 1
-
-
 def loss(module: nn.Module, inputs: Inputs) -> Tensor:
     outputs: Tensor = module(*inputs.arguments)
     return outputs.sum()
-
-
-def test_hessians_of_made_up_inputs_shrink_towards_the_assumed_ones() -> None:
-    hessian = torch.diag(torch.tensor([4.0, 0.0]))
-    measured = {"weight": Sensitivity(hessian)}
-    mixed = synthetic._moderated(measured, {"weight": torch.ones(3, 2)}, gradients=True)["weight"].hessian
-    assert mixed is not None
-    assert mixed.trace() == pytest.approx(4)
-    assert mixed[1, 1] == pytest.approx(2 * synthetic.SHRINKAGE)
-
-
-def test_a_weight_at_which_inputs_are_zero_is_as_assumed() -> None:
-    weights = {"weight": torch.ones(8, 8)}
-    measured = {"weight": Sensitivity(torch.zeros(8, 8), torch.zeros(8))}
-    (assumed,) = prior(weights).values()
-    (moderated,) = synthetic._moderated(measured, weights, gradients=False).values()
-    assert assumed.row_fisher is not None
-    assert moderated.row_fisher is not None
-    assert torch.equal(moderated.row_fisher, assumed.row_fisher)
-    assert (moderated.row_fisher > 0).all()
 
 
 @pytest.mark.parametrize("part", ["hessian", "row_fisher"])
@@ -297,17 +225,6 @@ def test_a_weight_whose_gradients_are_not_finite_is_as_assumed(part: str, caplog
     assert moderated.row_fisher is not None
     assert torch.equal(moderated.row_fisher, assumed.row_fisher)
     assert "of weight first" in caplog.text
-
-
-@pytest.mark.parametrize("gradients", [True, False])
-def test_a_weight_that_inputs_hardly_reach_stays_finite(gradients: bool) -> None:
-    weights = {name: torch.ones(8, 8) for name in "abc"}
-    usual = Sensitivity(torch.eye(8), torch.ones(8))
-    hardly = Sensitivity(1e-42 * torch.eye(8), 1e37 * torch.ones(8))
-    moderated = synthetic._moderated({"a": usual, "b": usual, "c": hardly}, weights, gradients=gradients)["c"]
-    assert moderated.row_fisher is not None
-    assert moderated.row_fisher.isfinite().all()
-    assert mean_cost(moderated) > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-12, 1e-3, 1 / 4])

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration import table as table_module
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.calibration.table import SensitivityTable
 from birdie.compress.registry import decode
 from birdie.compress.schemes.trellis import Trellis
@@ -52,11 +51,6 @@ def mean_nats(module: nn.Module, batch: Batch) -> Tensor:
 
 def squares(module: nn.Module, batch: Batch) -> Tensor:
     return F.mse_loss(module(batch[0]), F.one_hot(batch[1], 32).float())
-
-
-def mean_square(module: nn.Module, batch: Batch) -> Tensor:
-    outputs: Tensor = module(batch[0])
-    return outputs.square().mean()
 
 
 def draw(count: int, seed: int) -> list[Batch]:
@@ -109,11 +103,6 @@ def test_a_bit_more_is_a_fourth_of_the_increase_whatever_the_reduction(network: 
     for row in one.rows:
         assert row.loss[7] == pytest.approx(16 * row.loss[9], rel=0.35)
         assert row.loss[7] == pytest.approx(by_name[row.name][7], rel=0.35)
-
-
-@pytest.mark.parametrize(("loss", "unit"), [(squares, "relative squared error"), (mean_square, "relative change")])
-def test_other_losses_have_units_of_their_own(network: Network, loss: Loss, unit: str) -> None:
-    assert unit in birdie.sensitivity(network, draw(3, seed=2), loss, at=(4,)).unit
 
 
 def test_the_module_is_left_as_it_is(network: Network) -> None:

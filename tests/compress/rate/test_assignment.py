@@ -11,7 +11,7 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.small_tensors import LEAST_SEARCHED, SHORT_ROW, SMALL
+from birdie.compress.small_tensors import LEAST_SEARCHED, SMALL
 from birdie.compress.state import ModelState
 from birdie.errors import ConfigError
 
@@ -75,15 +75,6 @@ def test_a_rule_for_either_name_of_a_tie_counts() -> None:
         assignment = assigned({"embedding": weight, "head": weight}, [(name, "int4")])
         assert assignment.settled == {"embedding": Grid(bits=4)}
         assert assignment.ties == {"head": "embedding"}
-
-
-def test_a_search_gets_the_matrices_that_no_rule_names() -> None:
-    state = STATE | {"conv": torch.randn(8, 4, 3, 3), "thin": torch.randn(4999, SHORT_ROW - 1)}
-    assignment = assigned(state, [("blocks.0.*", "int6")], BUDGET)
-    assert assignment.free == ("blocks.1.w", "conv")
-    assert assignment.reserve == ("thin",)
-    assert assignment.settled == {"blocks.0.w": Grid(bits=6), "blocks.0.norm": Cast()}
-    assert assignment.small.keys() == {"mask", "steps"}
 
 
 def test_small_matrices_are_searched_and_tiny_ones_and_vectors_only_at_need() -> None:

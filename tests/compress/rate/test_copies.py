@@ -11,7 +11,7 @@ from torch import Tensor
 import birdie
 from birdie.artifact import metadata
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.groups import LEAST_BYTES, merge_copies
+from birdie.compress.rate.groups import merge_copies
 from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState
 from birdie.errors import ArtifactError
@@ -71,14 +71,6 @@ def test_equal_bits_of_one_kind_are_equal() -> None:
     assert copies({"a": zeros, "b": torch.where(TABLE < 0, -0.0, TABLE)}) == {}
     assert copies({"a": TABLE.T, "b": TABLE.T.contiguous()}) == {"b": "a"}
     assert copies({name: TABLE.clone() for name in "abc"}) == {"b": "a", "c": "a"}
-
-
-def test_small_and_constant_tensors_and_those_with_schemes_of_their_own_stay_apart() -> None:
-    small = TABLE.reshape(-1)[: LEAST_BYTES // 4 - 1]
-    assert copies({"a": small, "b": small.clone()}) == {}
-    assert copies({"a": torch.ones(64, 64), "b": torch.ones(64, 64)}) == {}
-    assert copies({"a": TABLE, "b": TABLE.clone()}, [("a", "int4"), ("b", "int8")]) == {}
-    assert copies({"a": TABLE, "b": TABLE.clone()}, "int4") == {"b": "a"}
 
 
 def test_averages_of_an_optimizer_are_independent_again() -> None:

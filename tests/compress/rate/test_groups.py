@@ -116,12 +116,6 @@ def grouped(state: dict[str, Tensor], schemes: Any = None, target: Target | None
     return groups.group_tiny_tensors(assign(ModelState.of(state), schemes, target or Target()))
 
 
-def test_few_tensors_stay_apart() -> None:
-    assert not grouped(dict(list(adapters().items())[:63])).groups
-    assert not grouped({f"{i}": torch.randn(33, 32, generator=NUMBERS) for i in range(70)}).groups
-    assert not grouped({f"{i}": torch.randn(8, 8 + i % 2, generator=NUMBERS) for i in range(2 * 63)}).groups
-
-
 def test_a_group_has_one_scheme_and_one_scale() -> None:
     state = adapters()
     parts = grouped(state, [("*.lora_a.*", "int4"), ("*.lora_b.*", "int6")]).groups

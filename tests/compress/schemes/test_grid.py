@@ -1,4 +1,6 @@
-"""Grids: the error stays within half a scale, and scales follow their formula."""
+"""Grids and the scales that they are stored with."""
+
+import hashlib
 
 import numpy as np
 import pytest
@@ -6,20 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.log_scales import PER_OCTAVE, nearest_indices, scales_of
+from birdie.compress.log_scales import (
+    HIGHEST,
+    LOWEST,
+    PER_OCTAVE,
+    TABLE,
+    covering_indices,
+    nearest_indices,
+    scales_of,
+)
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.grid import Grid, quantiles
+from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.trellis import Trellis
-from birdie.errors import ConfigError
+from birdie.errors import ArtifactError, ConfigError
 from tests.compress.matrices import DTYPES, gaussian, random_weight
-
-
-@pytest.mark.parametrize("q", [0.9999984, 0.5, 0.37, 0.0, 1.0])
-def test_quantiles_are_those_of_torch(q: float) -> None:
-    rows = random_weight(50, 257).abs()
-    expected = torch.quantile(rows, q, dim=1)
-    torch.testing.assert_close(torch.from_numpy(quantiles(rows.numpy(), q)), expected, rtol=1e-6, atol=0)
 
 
 @settings(max_examples=25)  # the first example compiles
@@ -39,14 +42,6 @@ def test_error_inside_the_clip_is_half_a_scale(
     rounding = torch.finfo(dtype).eps * weight.double().abs().reshape(shape[0], -1).amax(1, keepdim=True)
     assert bool((error <= scale / 2 * (1 + 1e-5) + rounding).all())
     assert int(np.abs(encoded.streams[0]).max()) <= 2 ** (bits - 1) - 1
-
-
-def test_level_strides_are_stored_divided() -> None:
-    """int8 with a level stride of 4 has ±32 symbols of four levels each: six bits."""
-    weight = random_weight(64, 512)
-    fine, coarse = (Grid(level_stride=stride, clip_quantile=1.0).encode("w", weight) for stride in (1, 4))
-    assert int(np.abs(coarse.streams[0]).max()) == 32
-    np.testing.assert_array_equal(coarse.streams[1], fine.streams[1] + 2 * PER_OCTAVE)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
@@ -114,20 +109,6 @@ def test_a_clip_search_never_leaves_more_error_than_the_maximum(
     assert bool((best <= most * (1 + 1e-6)).all())
 
 
-def test_a_clip_search_does_better_where_outliers_are_few_and_knows_which_columns_count() -> None:
-    weight = random_weight(16, 512)
-    weight[:, 7] *= 8
-    plain, searched = (Grid(4, clip_quantile=clip).encode("w", weight) for clip in (1.0, None))
-    ones = torch.ones(512, dtype=torch.float64)
-    assert float(squared(searched, weight, ones).sum()) < 0.7 * float(squared(plain, weight, ones).sum())
-    inputs = torch.ones(512)
-    inputs[7] = 1e6  # now the outliers are what counts
-    weighted = Grid(4, clip_quantile=None).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(inputs)))
-    assert float(squared(weighted, weight, inputs.double()).sum()) < 0.5 * float(
-        squared(searched, weight, inputs.double()).sum()
-    )
-
-
 def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_scale() -> None:
     weight = random_weight(8, 16)
     weight[0], weight[3], weight[7] = 0, 0, 0
@@ -135,17 +116,6 @@ def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_scale() -> None:
     scales = encoded.streams[1][:, 0]
     assert (scales[0], scales[3], scales[7]) == (scales[1], scales[2], scales[6])
     assert not decode(encoded)[[0, 3, 7]].any()
-
-
-@pytest.mark.parametrize("scheme", [Grid(), Grid(4, clip_quantile=None, group_size=16)])
-def test_large_tensors_are_worked_on_in_blocks_with_the_same_result(
-    monkeypatch: pytest.MonkeyPatch, scheme: Grid
-) -> None:
-    weight = random_weight(50, 40)
-    at_once = scheme.encode("w", weight)
-    monkeypatch.setattr("birdie.compress.schemes.grid.BLOCK", 90)
-    for one, other in zip(at_once.streams, scheme.encode("w", weight).streams, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("scheme", [Grid(sigma=0.3, per_tensor=True), Trellis(8, 0.3, per_tensor=True)])
@@ -171,3 +141,23 @@ def test_one_scale_for_the_whole_tensor_leaves_the_same_error_in_every_row(schem
 def test_grids_that_cannot_be_are_refused(settings: dict[str, float], quoted: str) -> None:
     with pytest.raises(ConfigError, match=quoted):
         Grid(**settings)  # type: ignore[arg-type]
+
+
+def test_the_table_is_pinned() -> None:
+    assert len(TABLE) == PER_OCTAVE
+    assert hashlib.sha256(repr(TABLE).encode()).hexdigest()[:16] == "4f1e4b8d7c637c80"
+    np.testing.assert_array_equal(TABLE, np.rint(2.0 ** (23 + np.arange(PER_OCTAVE) / PER_OCTAVE)))
+
+
+def test_scales_rise_over_the_whole_range_double_by_octaves_and_find_their_index_again() -> None:
+    indices = np.arange(LOWEST, HIGHEST + 1)
+    values = scales_of(indices)
+    assert values.dtype == np.float32
+    assert np.isfinite(values).all()
+    assert (np.diff(values.astype(np.float64)) > 0).all()
+    np.testing.assert_array_equal(values[PER_OCTAVE:], 2 * values[:-PER_OCTAVE])
+    np.testing.assert_array_equal(covering_indices(values), indices)
+    np.testing.assert_array_equal(nearest_indices(values), indices)
+    for index in (LOWEST - 1, HIGHEST + 1):
+        with pytest.raises(ArtifactError, match="index"):
+            scales_of(np.array([index]))

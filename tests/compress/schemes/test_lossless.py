@@ -108,27 +108,6 @@ def test_the_ends_of_a_dtype_come_back(dtype: torch.dtype) -> None:
         encode(torch.tensor(values, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", mostly_nightly(DTYPES[HALVES], (torch.uint8, torch.int32)), ids=str)
-def test_packed_weights_are_parted(dtype: torch.dtype) -> None:
-    """Rows of different ranges, packed: half bytes cost less than bytes, the lowest is the first."""
-    generator, count = np.random.default_rng(0), 2 * dtype.itemsize
-    halves = generator.integers(0, 1 << 20, (32, 160, count)) % generator.integers(1, 16, (32, 1, count))
-    shifted = halves.astype(np.uint64) << (4 * np.arange(count)).astype(np.uint64)
-    words = np.bitwise_or.reduce(shifted, axis=2).astype(f"u{dtype.itemsize}")
-    encoded = Lossless().encode("w", torch.from_numpy(words.view(np.uint8)).view(dtype).reshape(32, 160))
-    assert encoded.params == (HALVES,)
-    assert np.array_equal(encoded.streams[0].reshape(32, -1, 160), halves.transpose(0, 2, 1))
-    assert np.array_equal(decode(encoded).view(torch.uint8).numpy(), words.view(np.uint8).reshape(32, -1))
-
-
-def test_integers_take_the_form_that_costs_least() -> None:
-    assert encode((gaussian(128, 256) * 20).to(torch.int8)).params == ()
-    assert len(encode(torch.tensor(391_000)).streams) == 1
-    positions = encode(torch.arange(100_000))
-    assert (positions.params, coded_bytes(positions) < 200) == ((DIFFERENCES,), True)
-    assert encode(torch.from_numpy(np.random.default_rng(0).integers(0, 60, 20_000) * 1009)).params == (VALUES,)
-
-
 @pytest.mark.parametrize("dtype", mostly_nightly(DTYPES[LISTED], (torch.bfloat16, torch.float32)), ids=str)
 def test_floats_of_few_magnitudes_cost_what_integers_do(dtype: torch.dtype) -> None:
     """Floats rounded to a grid, with a signed zero, a NaN and infinities among them; trained ones are not listed."""
@@ -139,24 +118,6 @@ def test_floats_of_few_magnitudes_cost_what_integers_do(dtype: torch.dtype) -> N
     assert encoded.params[0] == LISTED
     assert coded_bytes(encoded) < len(coder.encode(integers.int().numpy(), effort="fast").payload) + 200
     assert encode(gaussian(128, 256).to(dtype)).params == ()
-
-
-MASKS = {
-    "triangle": torch.ones(1, 1, 96, 96).tril(),
-    "band": torch.ones(96, 96).tril() * torch.ones(96, 96).triu(-12),
-    "blocks": torch.block_diag(*[torch.ones(32, 32)] * 3),
-    "segments": torch.arange(96).repeat_interleave(96).reshape(96, 96) % 7,
-    "padding": (torch.arange(128) < torch.tensor([[100], [37], [128], [64]])),
-}
-
-
-@pytest.mark.parametrize(
-    "dtype", mostly_nightly(DTYPES[RUNS], (torch.bool, torch.int64, torch.float32, torch.float8_e4m3fn)), ids=str
-)
-def test_masks_cost_next_to_nothing_whatever_their_dtype(dtype: torch.dtype) -> None:
-    narrow = dtype.itemsize == 1 and dtype.is_floating_point
-    for name, mask in MASKS.items():
-        assert coded_bytes(encode(mask.to(torch.uint8).view(dtype) if narrow else mask.to(dtype))) <= 100, name
 
 
 def test_a_causal_mask_of_256_positions_takes_less_than_forty_bytes() -> None:

@@ -11,7 +11,6 @@ from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ConfigError
@@ -75,29 +74,6 @@ def test_factors_of_eight_bits_are_nearly_as_good_as_the_singular_vectors(base: 
     least = float(beyond.square().sum())
     assert least <= error(weight, LowRank(4, base, left_bits=8, right_bits=8).encode("w", weight)) < 1.03 * least
     assert error(weight, LowRank(4, base, left_bits=4, right_bits=4).encode("w", weight)) < 1.2 * least
-
-
-def test_a_weight_of_low_rank_needs_little_of_the_base() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(64, 2, generator=generator) @ torch.randn(2, 96, generator=generator)
-    nothing = Grid(sigma=1024.0)
-    assert not decode(nothing.encode("w", weight)).any()
-    encoded = LowRank(6, nothing, left_bits=8, right_bits=8).encode("w", weight)
-    assert error(weight, encoded) < 1e-4 * float(weight.double().square().sum())
-
-
-def test_a_hessian_turns_the_correction_to_what_matters() -> None:
-    weight, inputs = random_weight(48, 64), torch.randn(200, 4) @ torch.randn(4, 64)
-    sensitivity = Sensitivity(hessian=inputs.T @ inputs + 0.01 * torch.eye(64))
-    scheme = LowRank(4, Grid(bits=3))
-    informed = weighted(weight, scheme.encode("w", weight, sensitivity=sensitivity), sensitivity)
-    blind = weighted(weight, scheme.encode("w", weight), sensitivity)
-    assert informed < 0.5 * blind
-
-
-def test_what_the_base_keeps_exactly_needs_no_correction() -> None:
-    assert LowRank().encode("w", torch.zeros(4, 8)).scheme == "grid"
-    assert LowRank(base=Lossless()).encode("w", random_weight(4, 8)).scheme == "lossless"
 
 
 def test_bases_that_cannot_be_corrected_are_refused() -> None:

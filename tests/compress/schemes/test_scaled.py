@@ -19,7 +19,7 @@ from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.lossless import SCALED, TABLES, Lossless, layout
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
-from tests.compress.matrices import assert_matches_layout, coded_bytes, gaussian
+from tests.compress.matrices import assert_matches_layout, gaussian
 
 SHAPE = (128, 256)
 FLOAT16, BFLOAT16, FLOAT32 = torch.float16, torch.bfloat16, torch.float32
@@ -118,18 +118,15 @@ def ternary() -> Packed:
 
 FORMATS: dict[str, tuple[Callable[[], Packed], str]] = {
     "int4 per row": (lambda: by_row(4), "int4 by row, exact"),
-    "int8 per row": (lambda: by_row(8), "int8 by row, exact"),
     "int4 per column": (by_column, "int4 by column, exact"),
     "int4 by 64 in float16": (by_groups, "int4 by 64, exact"),
     "uint8 with zero points": (with_zero_points, " levels by row, exact"),
     "Q4_0 in float16": (gguf_q4_0, "int4 by 32, exact"),
     "GPTQ by 128 in float16": (gptq, " levels by 128, exact"),
     "NF4 in float16": (lambda: nf4(FLOAT16), "16 levels by 64, exact"),
-    "NF4 in bfloat16": (lambda: nf4(BFLOAT16), "16 levels by 64, exact"),
     "NF4 in float32": (lambda: nf4(FLOAT32), "16 levels by 64, exact"),
     "k-means of a tensor": (lambda: codebook(rows=False), "lossless"),
     "k-means of rows": (lambda: codebook(rows=True), "16 levels by row, exact"),
-    "float8 in float32": (lambda: float8(scaled=False), "lossless"),
     "float8 per row in float32": (lambda: float8(scaled=True), " levels by row, exact"),
     "ternary in bfloat16": (ternary, "3 levels by row, exact"),
 }
@@ -259,10 +256,3 @@ def test_levels_that_no_encoder_writes_are_a_corrupt_file(text: str, encoded: En
 def test_parameters_that_are_impossible_are_refused(dtype: torch.dtype, params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError, match="corrupt"):
         layout((6, 8), dtype, params)
-
-
-def test_small_levels_cost_their_entropy() -> None:
-    """Sixteen levels of equal chance take four bits, and scales little."""
-    numbers = torch.from_numpy(np.random.default_rng(0).integers(-8, 8, SHAPE)).float()
-    weight = numbers * weights().abs().amax(1, keepdim=True)
-    assert coded_bytes(Lossless().encode("w", weight), "max") < 4.02 * weight.numel() / 8 + 4.2 * SHAPE[0]

@@ -1,4 +1,4 @@
-"""Spectral coefficients: decoded as trained, the identity bit for bit, and an automatic choice that never lies."""
+"""Spectral schemes: transforms pay where they are taken, and scans are orders that are undone."""
 
 import math
 
@@ -10,18 +10,22 @@ from hypothesis import strategies as st
 
 from birdie.compress.log_scales import scales_of
 from birdie.compress.registry import decode
-from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
+from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.spectral import (
+    LAYOUTS,
+    ORDERS,
     SCANS,
+    Scan,
     Spectral,
     best_scan,
     best_transform,
-    candidates,
     encode_symbols,
-    gains,
+    morton,
+    points_of,
+    raster,
     scan_named,
 )
-from birdie.compress.spectral.inverse import KINDS, cosines
+from birdie.compress.spectral.inverse import KINDS, Axes, cosines
 from birdie.compress.spectral.transforms import Transform
 from birdie.entropy import coder
 from birdie.errors import ConfigError
@@ -89,12 +93,6 @@ def test_auto_takes_the_identity_for_noise_and_a_transform_where_it_pays() -> No
     assert best_transform(torch.zeros(64, 64), 0.995).kind == "identity"
 
 
-def test_auto_finds_smooth_rows() -> None:
-    """Along a smooth axis the DCT gathers what counts."""
-    weight = gaussian(64, 64).cumsum(dim=1) + 0.1 * gaussian(64, 64, seed=1)
-    assert best_transform(weight, 0.995).kind in ("dct", "wavelet53", "wavelet97")
-
-
 def test_the_cheapest_scan_is_taken() -> None:
     rng, transform = np.random.default_rng(0), Transform(axes="kernel")
     widths = np.array([[40, 9, 2], [9, 2, 1], [2, 1, 0.3]])
@@ -109,25 +107,6 @@ def test_the_cheapest_scan_is_taken() -> None:
     assert chosen.layout != "none"
 
 
-@pytest.mark.parametrize("shape", [(64,), (33, 20), (8, 6, 3, 3)])
-@pytest.mark.parametrize("kind", ["wavelet53", "wavelet97"])
-def test_scales_of_wavelets_follow_what_coefficients_stand_for(kind: str, shape: tuple[int, ...]) -> None:
-    """Unit noise in every coefficient, divided by the gains, is unit noise in the weights."""
-    transform = Transform(kind, levels=4)
-    grid = torch.from_numpy(gains(transform.plan, shape))
-    for axis, classes in enumerate(transform.classes(shape)):
-        grid = grid.index_select(axis, classes)
-    variances = [transform.inverse(gaussian(*shape, seed=seed).double() / grid).square().mean() for seed in range(20)]
-    assert abs(float(torch.stack(variances).mean()) - 1) < 0.12
-
-
-def test_candidates_fit_the_tensor() -> None:
-    assert candidates((5,))[0] == Transform("identity")
-    assert {transform.axes for transform in candidates((8, 8))} == {"all"}
-    assert Transform("dct", axes="kernel") in candidates((8, 8, 3, 3))
-    assert candidates((1, 1)) == [Transform("identity")]
-
-
 def test_transforms_scans_and_coefficients_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="'haar'"):
         Spectral("haar")
@@ -140,14 +119,6 @@ def test_transforms_scans_and_coefficients_out_of_range_are_refused() -> None:
         encode_symbols((4, 6), torch.float32, zeros + MAX_SYMBOL + 1, np.zeros((), int), transform)
     with pytest.raises(ConfigError, match="scale index"):
         encode_symbols((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
-
-
-def test_identity_is_no_worse_than_a_grid_of_one_scale() -> None:
-    weight = gaussian(40, 64)
-    encoded = Spectral(Transform("identity"), 0.4).encode("w", weight)
-    assert squared_error(weight, encoded) == pytest.approx(
-        squared_error(weight.reshape(1, -1), Grid(sigma=0.4).encode("w", weight.reshape(1, -1))), rel=1e-5
-    )
 
 
 def test_a_block_is_the_sum_that_the_format_describes() -> None:
@@ -167,3 +138,50 @@ def test_a_block_is_the_sum_that_the_format_describes() -> None:
             inverted.append(total)
         block = inverted if axis == 1 else [list(line) for line in zip(*inverted, strict=True)]
     np.testing.assert_array_equal(decoded, np.array(block).astype(np.float32).astype(np.float64))
+
+
+SIZES = st.lists(st.integers(1, 7), min_size=0, max_size=5).map(tuple)
+
+
+def block(*sizes: int) -> np.ndarray:
+    return points_of(tuple(np.arange(size) for size in sizes))
+
+
+@settings(max_examples=25)
+@given(sizes=SIZES)
+def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
+    points = block(*sizes)
+    for order in (raster, morton):
+        assert sorted(order(points)) == list(range(len(points)))
+    assert list(raster(points)) == list(range(len(points)))
+
+
+@settings(max_examples=25)
+@given(sizes=SIZES.filter(len))
+def test_morton_rises_in_interleaved_bits(sizes: tuple[int, ...]) -> None:
+    """Python integers of any length are the reference."""
+
+    def code(point: np.ndarray) -> int:
+        bits = [f"{int(part):04b}" for part in point]
+        return int("".join("".join(column) for column in zip(*bits, strict=True)), 2)
+
+    points = block(*sizes)
+    codes = [code(points[index]) for index in morton(points)]
+    assert codes == sorted(set(codes))
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 9]), min_size=0, max_size=5).map(tuple),
+    scan=st.builds(Scan, st.sampled_from(LAYOUTS), st.sampled_from(ORDERS)),
+    axes=st.builds(Axes, st.sampled_from(KINDS), st.sampled_from([2, 4]), st.integers(1, 3), st.booleans()),
+)
+def test_layouts_are_undone(sizes: tuple[int, ...], scan: Scan, axes: Axes) -> None:
+    if not scan.fits(sizes, axes):
+        assert scan.layout == "blocks"
+        return
+    numbers = np.arange(int(np.prod(sizes))).reshape(sizes)
+    matrix = scan.arrange(numbers, axes)
+    assert matrix.shape == scan.matrix(sizes, axes)
+    assert sorted(matrix.ravel().tolist()) == list(range(numbers.size))
+    np.testing.assert_array_equal(scan.restore(matrix, sizes, axes), numbers)

@@ -99,16 +99,6 @@ def test_a_scale_finer_by_lambda_pays_lambda_a_bit() -> None:
     assert saved / (8 * (coded_bytes(fine) - coded_bytes(coarse))) == pytest.approx(lam, rel=0.15)
 
 
-@pytest.mark.parametrize("shape", [(1, 6000), (6, 1000), (2000, 3)])
-def test_short_columns_lose_nothing_where_one_path_runs_along_the_rows(shape: tuple[int, int]) -> None:
-    """Errors in squared scales, of a vector as of a matrix: what the trellis says for long paths."""
-    source = torch.rand(shape, generator=torch.Generator().manual_seed(2)) * 60
-    encoded = Trellis(8, sigma=0.06, rate=0.0).encode("w", source)
-    scale = row_scales(encoded)[:, None].astype(np.float64)
-    error = (decode(encoded).double().numpy() - source.double().numpy()) / scale
-    assert float((error**2).mean()) == pytest.approx(Trellis(8).distortion, rel=0.06)
-
-
 def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other numbers near a few weights are better, and overlapping stretches agree with a single search."""
     generator = torch.Generator().manual_seed(3)
@@ -124,19 +114,6 @@ def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.Monk
     at_once = Trellis(8, sigma=0.3).encode("w", source)
     monkeypatch.setattr(viterbi, "STRETCH", 300)
     assert (Trellis(8, sigma=0.3).encode("w", source).streams[0] == at_once.streams[0]).all()
-
-
-def test_rows_alike_share_one_scale_and_others_have_their_own() -> None:
-    source = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
-    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) == 1
-    source[::2] *= 1.5
-    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) > 1
-
-
-def test_rate_counts_bits_against_errors() -> None:
-    weight = weights(200, 100)
-    kept, cheap = (Trellis(8, sigma=1.2, rate=rate).encode("w", weight) for rate in (0.0, 1.0))
-    assert coded_bytes(cheap) < 0.97 * coded_bytes(kept)
 
 
 def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid() -> None:
@@ -175,16 +152,6 @@ def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
         return int((decode(at_price(Trellis(), weight, sensitivity, 0.02)) == 0).all(1).sum())
 
     assert 0 == left_out(10.0) < left_out(0.0) < 32
-
-
-def test_a_draft_is_a_plain_grid_of_about_the_same_coded_bytes() -> None:
-    known, weight = sensitivity(128, 100), weights(128, 100)
-    shared = feedback(known, 128, 100)
-    scale = 0.02 * float(np.exp(np.log(shared.row_weight).mean() / 2 + np.log(shared.column_weight).mean() / 2))
-    full, draft = (Trellis(32).encode_with("w", weight, shared, scale, draft=coarse) for coarse in (False, True))
-    assert (full.params[0], draft.params[0]) == (32, 1)
-    assert full.params[1:] == draft.params[1:]
-    assert coded_bytes(draft) == pytest.approx(coded_bytes(full), rel=0.15)
 
 
 def test_the_distortion_of_each_trellis_is_what_it_says() -> None:

@@ -13,11 +13,7 @@ from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.tucker import (
     Tucker,
-    count_numbers,
-    cut_axes,
     decompose,
-    fits,
-    multiply,
 )
 from birdie.errors import ConfigError
 from tests.compress.matrices import coded_bytes, few_components, relative_error
@@ -112,50 +108,6 @@ def test_a_decomposition_loses_the_energy_that_was_cut(shape: tuple[int, ...], s
     assert core.numel() + sum(factor.numel() for factor in factors.values()) <= weight.numel()
     for factor in factors.values():
         torch.testing.assert_close(factor.mT @ factor, torch.eye(factor.shape[1], dtype=factor.dtype))
-
-
-def test_a_matrix_is_cut_as_eckart_and_young_say() -> None:
-    weight = noise(12, 20)
-    beyond = float(torch.linalg.svdvals(weight)[4:].square().sum())
-    assert lost(weight, *decompose(weight, 1, (4, 20))) == pytest.approx(beyond)
-    assert lost(weight, *decompose(weight, 1, (4, 4))) == pytest.approx(beyond)
-    assert decompose(weight, 1, (12, 20))[1] == {}
-
-
-def test_a_decomposition_finds_few_components() -> None:
-    left, right, core = noise(32, 3), noise(24, 2), noise(3, 2, 3, 3)
-    weight = torch.einsum("ai,bj,ijkl->abkl", left, right, core)
-    small, factors = decompose(weight, 1 - 1e-12, None)
-    assert tuple(small.shape) == (3, 2, 3, 3)
-    assert lost(weight, small, factors) < 1e-9 * float(weight.square().sum())
-
-
-@settings(max_examples=25)
-@given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=4), length=st.integers(1, 9), data=st.data())
-def test_products_along_an_axis_are_what_einsum_says(shape: list[int], length: int, data: st.DataObject) -> None:
-    axis = data.draw(st.integers(0, len(shape) - 1))
-    rng = np.random.default_rng(0)
-    x, factor = rng.standard_normal(shape), rng.standard_normal((shape[axis], length))
-    expected = np.moveaxis(np.tensordot(factor.T, x, (1, axis)), 0, axis)
-    np.testing.assert_allclose(multiply(x, factor, axis), expected, atol=1e-12)
-
-
-def test_products_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    x, factor = rng.standard_normal((7, 5, 11)), rng.standard_normal((5, 9))
-    at_once = multiply(x, factor, 1)
-    for part in (1, 9, 20, 70):
-        monkeypatch.setattr("birdie.compress.schemes.tucker.BLOCK", part)
-        np.testing.assert_array_equal(multiply(x, factor, 1), at_once)
-
-
-def test_what_fits() -> None:
-    assert cut_axes((8, 6, 3), (4, 6, 2)) == [0, 2]
-    assert count_numbers((8, 6, 3), (4, 6, 2)) == 48 + 32 + 6
-    assert fits((8, 6, 3), (4, 6, 2))
-    assert not fits((8, 6), (8, 6))
-    assert not fits((8, 8), (5, 5))  # 105 numbers
-    assert not fits((9,), (2,))
 
 
 def test_ranks_and_bases_that_do_not_fit_are_refused() -> None:

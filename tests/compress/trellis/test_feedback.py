@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
 from birdie.compress.trellis.feedback import (
     BLOCK,
-    FLOOR,
     INPUT_DAMPING,
     OUTPUT_DAMPING,
     BlockFeedback,
@@ -90,44 +89,6 @@ def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
 
 
 @settings(max_examples=25)
-@given(
-    channels=st.integers(1, 5),
-    taps=st.integers(1, 5),
-    shared=st.sampled_from([0.0, 0.3, 2.0]),
-    decades=st.sampled_from([0.0, 1.0, 5.0, 15.0]),
-    seed=st.integers(0, 10_000),
-)
-def test_columns_of_other_scales_feed_back_as_the_matrix_with_these_scales(
-    channels: int, taps: int, shared: float, decades: float, seed: int
-) -> None:
-    """Column j takes −H_FF⁻¹ H_Fj to later ones, and keeps the pivot H_jj − H_jF H_FF⁻¹ H_Fj."""
-    columns, rng = channels * taps, np.random.default_rng(seed)
-    scales = 10 ** rng.uniform(-decades, decades, columns)
-    matrix = smooth(taps, seed) + 0.05 * np.eye(taps)
-    known_taps = TapCovariance(matrix / matrix[0, 0], shared, scales**2)
-    hessian, factors = known_taps.dense(columns), feedback(Sensitivity(taps=known_taps), 3, columns)
-    np.testing.assert_allclose(hessian.diagonal(), known_taps.diagonal(columns))
-    assert known_taps.mean == pytest.approx((1 + shared) * (scales**2).mean())
-    assert factors.equal is not None
-    np.testing.assert_allclose(factors.equal * scales, 1)
-    weight = rng.normal(size=(3, columns)) / scales
-    np.testing.assert_allclose(
-        factors.energy(weight.astype(np.float32)), np.einsum("ij,jk,ik->i", weight, hessian, weight), rtol=1e-4
-    )
-    same = hessian / np.outer(scales, scales)  # where numbers are of one size
-    expected, pivots = np.eye(columns), same.diagonal().copy()
-    for j in range(columns - 1):
-        expected[j, j + 1 :] = -np.linalg.solve(same[j + 1 :, j + 1 :], same[j + 1 :, j])
-        pivots[j] += same[j, j + 1 :] @ expected[j, j + 1 :]
-    np.testing.assert_allclose(factors.column_weight / scales**2, pivots, rtol=1e-6)
-    if not known_taps.correlates:
-        assert factors.columns is None
-        return
-    got = np.triu(fed(factors).within(slice(0, columns)).astype(np.float64), 1) * scales / scales[:, None]
-    np.testing.assert_allclose(got, np.triu(expected, 1), atol=1e-5)
-
-
-@settings(max_examples=25)
 @given(blocks=st.integers(1, 4), size=st.integers(1, 6), part=st.integers(1, 20), seed=st.integers(0, 10_000))
 def test_blocks_feed_back_as_the_matrix_with_these_blocks(blocks: int, size: int, part: int, seed: int) -> None:
     columns, rng = blocks * size, np.random.default_rng(seed)
@@ -161,14 +122,6 @@ def test_blocks_feed_back_as_the_matrix_with_these_blocks(blocks: int, size: int
     np.testing.assert_allclose(complete(by_block), complete(by_matrix), atol=1e-5)
 
 
-def test_blocks_of_another_matrix_are_refused() -> None:
-    blocks = BlockDiagonal(torch.arange(6).view(2, 3), torch.eye(3).expand(2, 3, 3))
-    with pytest.raises(WeightsError, match="Hessian"):
-        feedback(Sensitivity(blocks=blocks), 3, 8)
-    with pytest.raises(WeightsError, match="Hessian"):
-        feedback(Sensitivity(blocks=BlockDiagonal(blocks.columns, blocks.blocks * float("nan"))), 3, 6)
-
-
 @settings(max_examples=25)
 @given(columns=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) -> None:
@@ -193,21 +146,6 @@ def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) 
             np.testing.assert_allclose(left[:, rest], best, rtol=1e-4, atol=1e-4)
     errors = start - left
     assert np.einsum("ij,jk,ik->", errors, h, errors) == pytest.approx(total, rel=1e-4), "a sum of pivots"
-
-
-@settings(max_examples=25)
-@given(columns=st.integers(1, 12), seed=st.integers(0, 10_000))
-def test_a_row_left_out_costs_its_energy(columns: int, seed: int) -> None:
-    """w H wᵀ: nothing is fed to later columns where every error is the weight itself."""
-    weight, hessian = (
-        np.random.default_rng(seed).normal(size=(3, columns)).astype(np.float32),
-        covariance(columns, seed),
-    )
-    h = damped(hessian, INPUT_DAMPING)
-    np.testing.assert_allclose(
-        feedback(known(hessian), 3, columns).energy(weight), np.einsum("ij,jk,ik->i", weight, h, weight), rtol=1e-4
-    )
-    assert feedback(known(hessian), 3, columns).energy(weight[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("rows", [BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 5])
@@ -238,34 +176,6 @@ def test_rows_below_a_block_move_to_where_least_squares_puts_them(rows: int) -> 
     assert errors @ g @ errors == pytest.approx(total, rel=1e-4)
 
 
-def test_without_sensitivity_all_weigh_alike_and_nothing_is_fed() -> None:
-    for nothing in (None, Sensitivity()):
-        shared = feedback(nothing, 5, 7)
-        assert shared.columns is None
-        assert shared.rows.size == 0
-        assert shared.row_weight.tolist() == [1] * 5
-        assert shared.column_weight.tolist() == [1] * 7
-
-
-def test_outputs_are_fed_only_where_asked_and_where_there_is_a_later_block() -> None:
-    output = covariance(BLOCK + 8, 0)
-    assert feedback(known(None, output), BLOCK + 8, 3).rows.any()
-    diagonal = feedback(known(None, output), BLOCK + 8, 3, output=False)
-    assert diagonal.rows.size == 0
-    np.testing.assert_allclose(diagonal.row_weight, output.diagonal())
-    assert feedback(known(None, output[:BLOCK, :BLOCK]), BLOCK, 3).rows.size == 0
-
-
-def test_rows_that_hardly_count_are_floored() -> None:
-    """If they were measured; an assumption is meant, but for zeros, which allow for no scale."""
-    fisher = torch.tensor([0.0, 1e-9, 1.0, 3.0])
-    row_weight = feedback(Sensitivity(None, fisher, gradients=100), 4, 2).row_weight
-    np.testing.assert_allclose(row_weight, np.maximum(fisher.numpy(), FLOOR * 1.0), rtol=1e-6)
-    row_weight = feedback(Sensitivity(None, fisher), 4, 2).row_weight
-    np.testing.assert_allclose(row_weight, [FLOOR, *fisher[1:].tolist()], rtol=1e-6)
-    assert feedback(Sensitivity(None, torch.zeros(4)), 4, 2).row_weight.tolist() == [1] * 4
-
-
 @pytest.mark.parametrize(
     "hessian",
     [
@@ -292,15 +202,6 @@ def test_any_finite_matrix_gives_finite_factors(hessian: Matrix) -> None:
     rows = feedback(known(None, wide), 42, 2)
     assert np.isfinite(rows.rows).all()
     assert (np.isfinite(rows.row_weight) & (rows.row_weight > 0)).all()
-
-
-def test_a_dead_column_takes_no_part() -> None:
-    hessian = covariance(6, 3)
-    hessian[2] = hessian[:, 2] = 0
-    shared = feedback(known(hessian), 3, 6)
-    assert shared.order[-1] == 2
-    assert fed(shared).within(slice(0, 6))[:, -1].tolist() == [0] * 5 + [1]
-    assert shared.column_weight[2] == pytest.approx(INPUT_DAMPING * hessian.diagonal().mean())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -10,8 +10,6 @@ import pytest
 
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.errors import ConfigError
-from birdie.golf.audit import folder_audit as module
 from birdie.golf.audit.folder_audit import audit
 from birdie.golf.audit.rules import CAUSAL, RULES, RUNS, SEEDS, SIZE, TRAIN_TIME
 from tests.golf.audit.audited_logs import baseline
@@ -124,14 +122,6 @@ def test_what_is_no_text_is_not_read_and_this_is_said(tmp_path: Path, content: b
     assert [(Path(finding.path or "").name, finding.result) for finding in unread] == [("train_seed7.log", "unknown")]
 
 
-def test_a_log_too_many_is_said(tmp_path: Path) -> None:
-    folder = write_submission(tmp_path / "record")
-    for number in range(module.MAX_LOGS):
-        (folder / f"note{number:03}.txt").touch()
-    evidence = [finding.evidence for finding in audit(folder).of(SEEDS)]
-    assert any("train_seed7.log was not read" in text for text in evidence)
-
-
 def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
     script = tmp_path / "train_gpt.py"
     script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
@@ -159,20 +149,3 @@ def test_a_pipe_or_a_device_is_not_opened(ask: Ask, tmp_path: Path, name: str) -
         assert (code, answer["error"]["type"]) == (1, "DataError")
         assert f"{name} is a {kind}" in answer["error"]["message"]
         path.unlink()
-
-
-def test_pipes_in_a_folder_are_not_opened(ask: Ask, tmp_path: Path) -> None:
-    folder = write_submission(tmp_path / "record")
-    names = ("more.log", "helper.py", "model.ptz", "history.jsonl")
-    for name in names:
-        os.mkfifo(folder / name)
-    assert ask(folder)[0] == 0
-    for name in ("submission.json", "train_gpt.py"):
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-    assert ask(folder, "--run")[0] == 0
-
-
-def test_too_few_tokens_are_an_error(run_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="at least 2"):
-        audit(run_folder / "model.birdie", tokens=1)

@@ -1,13 +1,11 @@
 """Checks of training logs: what they admit fails a rule, with its line, and a legal log breaks none."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from birdie.golf.audit import rules
 from birdie.golf.audit.log_checks import check_log, check_seeds
 from birdie.golf.audit.rules import Finding, Result, Rule, combined
-from birdie.golf.audit.splits import SPLITS, TEXT_BYTES, Split, complete_split, scored_bytes
+from birdie.golf.audit.splits import TEXT_BYTES, scored_bytes
 from birdie.lab.logs import TrainingLog, parse_log
 from tests.golf.audit.audited_logs import baseline
 
@@ -71,15 +69,6 @@ def test_a_part_of_the_split_proves_nothing() -> None:
     part = baseline().replace("tokens:62021632", "tokens:12021632")
     assert checked(part, rules.COVERAGE)[0] == "unknown"
     assert checked(part, rules.BYTES)[0] == "unknown"
-
-
-@given(st.sampled_from(SPLITS), st.sampled_from([512, 1024, 2048, 4096]))
-def test_windows_may_cut_less_than_one_from_a_split(split: Split, length: int) -> None:
-    cut = split.targets // length * length
-    nearest = complete_split(cut)
-    assert nearest is not None
-    assert abs(nearest.targets - cut) <= abs(split.targets - cut)
-    assert complete_split(split.targets - 20_000) is None
 
 
 def test_bytes_follow_from_nats_bits_and_targets() -> None:

@@ -1,8 +1,6 @@
 """Downloads from the Hub: a file at its final path is the published file, whatever the server or the disk does."""
 
-import errno
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,16 +14,14 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.gpt.data import download as download_module
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.dataset import DatasetInfo, check_tokenizer, open_dataset
 from birdie.gpt.data.download import DownloadedDataset, Source, download
 from birdie.gpt.data.preparation import PreparedDataset, prepare
-from birdie.gpt.data.published import RemoteFile
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.data.tokenizer import load_tokenizer
 from tests.gpt.data.random_text import random_lines
-from tests.hub.server import Fault, Hub, disconnect, running, send, status
+from tests.hub.server import Fault, Hub, running, send, status
 
 pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
 
@@ -147,12 +143,6 @@ def test_added_shards_are_counted_as_if_downloaded_together(hub: Hub, data: Path
     assert get(hub, data, 1).info == more.info, "shards that already exist are counted"
 
 
-def test_validation_alone_can_be_downloaded(hub: Hub, data: Path) -> None:
-    result = get(hub, data, 0)
-    assert open_dataset(result.folder, splits=["val"]).val_tokens == result.info.val.tokens > 0
-    assert result.info.train.tokens == 0
-
-
 @pytest.mark.parametrize(
     ("damage", "name"),
     [("flip", shard(0)), ("truncate", shard(1)), ("delete", shard(0, "val")), ("flip", shard(0, "val"))],
@@ -172,27 +162,6 @@ def test_only_missing_and_damaged_files_are_downloaded_again(hub: Hub, data: Pat
     assert files(data) == snapshot
 
 
-def test_existing_shards_without_a_dataset_json_are_adopted(hub: Hub, data: Path) -> None:
-    """The challenge's own download script writes no dataset.json."""
-    result = get(hub, data)
-    for text in (None, "{"):
-        (result.folder / "dataset.json").unlink()
-        if text is not None:
-            (result.folder / "dataset.json").write_text(text)
-        adopted = get(hub, data)
-        assert (adopted.downloaded, adopted.info) == ((), result.info)
-        assert DatasetInfo.read(result.folder) == result.info
-
-
-def test_a_partial_transfer_continues_where_it_broke(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1_000)  # an incomplete chunk is lost
-    hub.faults[FOLDER + shard(0)] = [disconnect(5_000)]
-    get(hub, data)
-    sent = [headers for method, path, headers in hub.requests if method == "GET" and path == FOLDER + shard(0)]
-    assert [headers.get("Range") for headers in sent] == [None, "bytes=5000-"]
-    assert (data / "datasets/fineweb10B_sp400" / shard(0)).read_bytes() == published(hub)[FOLDER + shard(0)]
-
-
 def test_a_file_with_a_wrong_checksum_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
     path = FOLDER + shard(1)
     hub.faults[path] = [send(published(hub)[path][:-2] + b"\0\0")]
@@ -202,55 +171,6 @@ def test_a_file_with_a_wrong_checksum_never_reaches_its_final_path(hub: Hub, dat
     hub.requests.clear()
     assert shard(1) in get(hub, data).downloaded
     assert hub.downloads(FOLDER) == [path], "the others were kept"
-
-
-def test_a_file_that_the_library_does_not_deliver_is_missed(
-    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pattern that matches no file is no error of the library's."""
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, local_dir, **__: str(local_dir))
-    with pytest.raises(DataError, match=r"manifest\.json of golf/shards was received with no bytes"):
-        get(hub, data)
-
-
-def test_a_truncated_published_shard_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
-    """Its checksum is right: it was truncated before it was published."""
-    published(hub)[FOLDER + shard(0)] = published(hub)[FOLDER + shard(0)][:-200]
-    with pytest.raises(DataError, match="damaged"):
-        get(hub, data)
-    assert not shards_in(data)
-
-
-def test_the_manifest_is_downloaded_anew_in_each_call(hub: Hub, data: Path) -> None:
-    change_manifest(hub, files_train=1)
-    assert any("further ones are ignored" in note for note in get(hub, data, 1).notes)
-    with pytest.raises(ConfigError, match="1 training shards in golf/shards, not 2"):
-        get(hub, data, 2)
-    change_manifest(hub, files_train=4)
-    assert get(hub, data, 2).downloaded == (shard(1),)
-
-
-def test_without_a_manifest_the_file_names_decide(hub: Hub, data: Path) -> None:
-    del published(hub)[MANIFEST]
-    result = get(hub, data, 4)
-    assert result.notes == ("manifest.json: the repository has none, so the file names decide",)
-    assert result.info.train.documents > 0
-
-
-def test_a_validation_split_that_differs_from_the_manifest_is_refused(hub: Hub, data: Path) -> None:
-    change_manifest(hub, tokens_val=7)
-    with pytest.raises(DataError, match="counts 7 validation tokens"):
-        get(hub, data)
-    assert not shards_in(data)
-
-
-@pytest.mark.parametrize("fault", [status(403), status(500), disconnect(10), status(416)])
-def test_a_failed_transfer_is_one_clear_sentence(hub: Hub, data: Path, fault: Fault) -> None:
-    hub.faults[FOLDER + shard(1)] = [fault] * 100
-    with pytest.raises(DataError, match=r"of golf/shards") as caught:
-        get(hub, data)
-    assert "\n" not in str(caught.value)
-    assert not shards_in(data)
 
 
 @pytest.mark.parametrize(
@@ -272,34 +192,6 @@ def test_a_refused_request_is_one_clear_sentence(hub: Hub, data: Path, fault: Fa
         get(hub, data)
     assert "\n" not in str(caught.value)
     assert not data.exists()
-
-
-def test_an_unreachable_server_is_one_clear_sentence(data: Path, hub: Hub) -> None:
-    source = Source(REPO, endpoint="http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"ConnectError.*check the connection"):
-        download("sp400", 1, data, source=source)
-    assert not hub.requests
-
-
-def test_offline_mode_is_named_in_the_error(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    huggingface_hub.close_session()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
-        get(hub, data)
-
-
-def test_the_token_is_sent_to_the_hub_and_not_to_the_storage_host(
-    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    get(hub, data)
-    by_host: dict[str, set[str]] = {}
-    for _, _, headers in hub.requests:
-        lower = {name.lower(): value for name, value in headers.items()}
-        by_host.setdefault(f"http://{lower['host']}", set()).add(lower.get("authorization", "").rpartition(" ")[2])
-    assert by_host == {hub.endpoint: {"hf_secret"}, hub.storage: {""}}
 
 
 @pytest.mark.parametrize("size", [1 << 50, -1, "7", None, 10.0])
@@ -341,21 +233,6 @@ def test_a_path_that_leads_out_of_the_repository_is_refused(hub: Hub, data: Path
     assert not data.exists()
 
 
-def test_a_disk_that_fills_up_is_one_sentence(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, allow_patterns: list[str], **settings: Any) -> object:
-        if len(allow_patterns) > 1:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*_, allow_patterns=allow_patterns, **settings)
-
-    import huggingface_hub
-
-    real: Any = huggingface_hub.snapshot_download
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
-    with pytest.raises(OutputError, match=r"4 files of golf/shards: no space left on device"):
-        get(hub, data)
-    assert not shards_in(data)
-
-
 @pytest.mark.parametrize("name", [shard(0), shard(0, "val"), shard(77)])
 def test_shards_of_another_data_set_are_never_replaced(hub: Hub, data: Path, name: str) -> None:
     path = data / "datasets/fineweb10B_sp400" / name
@@ -368,23 +245,6 @@ def test_shards_of_another_data_set_are_never_replaced(hub: Hub, data: Path, nam
     path.write_bytes(path.read_bytes()[:-1])  # a partial shard may be replaced
     if name != shard(77):
         assert len(get(hub, data).downloaded) == 4
-
-
-def test_data_prepared_from_text_is_never_replaced(hub: Hub, data: Path, prepared: dict[str, PreparedDataset]) -> None:
-    shutil.copytree(prepared["sp400"].folder.parents[1], data)
-    snapshot = files(data)
-    with pytest.raises(OutputError, match="has data of"):
-        get(hub, data)
-    assert files(data) == snapshot
-
-
-def test_another_tokenizer_is_never_replaced(hub: Hub, data: Path) -> None:
-    model = data / "tokenizers/fineweb_400_bpe.model"
-    model.parent.mkdir(parents=True)
-    model.write_bytes(b"another")
-    with pytest.raises(OutputError, match="differs from the tokenizer of golf/shards"):
-        get(hub, data)
-    assert model.read_bytes() == b"another"
 
 
 def test_a_tokenizer_that_does_not_match_the_shards_is_refused(hub: Hub, data: Path, tmp_path: Path) -> None:
@@ -405,22 +265,6 @@ def test_a_tokenizer_that_does_not_match_the_shards_is_refused(hub: Hub, data: P
     published(hub)[FOLDER + shard(1)] = (tmp_path / "large.bin").read_bytes()
     with pytest.raises(DataError, match="token id 400, but sp400 has 400 ids"):
         get(hub, data)
-
-
-@pytest.mark.parametrize("block", [1, 7, 1_000, 1 << 20])
-def test_totals_do_not_depend_on_the_block_size(
-    prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    source = prepared["sp400"]
-    tokens = open_dataset(source.folder).validation_tokens()
-    tokenizer = load_tokenizer(source.tokenizer)
-    monkeypatch.setattr(download_module, "_BLOCK_TOKENS", block)
-    counter = download_module._TotalsCounter(tokenizer)
-    for part in np.array_split(tokens, 3):
-        counter.add(part, RemoteFile("x", 1, ""))
-    table = tokenizer.byte_table()
-    assert counter.totals.bytes == int(table.count(tokens[:-1], tokens[1:]).sum())
-    assert (counter.totals.tokens, counter.totals.documents) == (len(tokens), int((tokens == tokenizer.bos_id).sum()))
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *tokens: object) -> tuple[int, dict[str, Any], str]:

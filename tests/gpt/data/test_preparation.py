@@ -72,25 +72,6 @@ def test_the_same_corpus_gives_the_same_bytes(corpus: Corpus, tmp_path: Path, ca
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
-def test_progress_is_reported(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "_BATCH_BYTES", 10_000)
-    *progress, prepared = prepare(corpus, 400, tmp_path / "data")
-    assert isinstance(prepared, PreparedDataset)
-    records = [record for record in progress if isinstance(record, PrepareProgress)]
-    assert list(dict.fromkeys(record.stage for record in records)) == ["overlap", "vocabulary", "train", "val", "check"]
-    train = [record for record in records if record.stage == "train"]
-    assert len(train) > 2
-    last, totals = train[-1], prepared.info.train
-    assert (last.documents, last.tokens, last.bytes) == (totals.documents, totals.tokens, totals.bytes)
-
-
-def test_a_tokenizer_file_is_copied_into_the_layout(corpus: Corpus, tmp_path: Path) -> None:
-    model = Path(run(corpus, 400, tmp_path / "a").tokenizer)
-    prepared = run(corpus, model, tmp_path / "b")
-    assert Path(prepared.tokenizer).read_bytes() == model.read_bytes()
-    run(corpus, prepared.tokenizer, tmp_path / "b")  # again, with its own model file
-
-
 @pytest.fixture
 def capitals(tmp_path: Path) -> Corpus:
     """Documents with capitals of every kind, extra spaces, and the operators themselves."""
@@ -143,13 +124,6 @@ def test_the_sidecar_sums_to_the_text_and_documents_begin_with_bos(capitals: Cor
     assert not counts[starts].any()
     assert counts.sum() == prepared.info.val.bytes == prepared.check.text_bytes
     assert prepared.check.exact
-
-
-def test_a_caseops_model_file_is_recognized(capitals: Corpus, tmp_path: Path) -> None:
-    model = run(capitals, 400, tmp_path / "a", caseops=True).tokenizer
-    run(capitals, model, tmp_path / "b")
-    run(capitals, model, tmp_path / "c", caseops=True)
-    assert files(tmp_path / "a") == files(tmp_path / "b") == files(tmp_path / "c")
 
 
 @pytest.mark.parametrize("plain", ["bytes", 400])
@@ -206,15 +180,6 @@ def test_other_data_are_never_replaced(corpus: Corpus, tmp_path: Path, name: str
     assert files(tmp_path / "data") == {f"datasets/fineweb10B_byte260/{name}": b"mine"}
 
 
-def test_another_tokenizer_of_the_same_name_is_never_replaced(corpus: Corpus, tmp_path: Path) -> None:
-    model = tmp_path / "data/tokenizers/fineweb_400_bpe.model"
-    model.parent.mkdir(parents=True)
-    model.write_bytes(b"another")
-    with pytest.raises(OutputError, match="is another tokenizer"):
-        run(corpus, 400, tmp_path / "data")
-    assert model.read_bytes() == b"another"
-
-
 def test_a_byte_table_that_is_wrong_for_the_text_stops_the_run(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,15 +187,3 @@ def test_a_byte_table_that_is_wrong_for_the_text_stops_the_run(
     with pytest.raises(DataError, match=r"byte260 counts 1,020 bytes .* 1,000"):
         run(corpus, "bytes", tmp_path / "data")
     assert files(tmp_path / "data") == {}
-
-
-def test_an_unusable_root_is_refused_before_any_work(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write into"):
-        next(iter(prepare(corpus, "bytes", tmp_path / "file")))
-
-
-def test_an_empty_validation_split_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one line")
-    with pytest.raises(DataError, match="no validation documents"):
-        run(file_corpus([tmp_path / "a.txt"], validation_fraction=1e-9), "bytes", tmp_path / "data")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from birdie.errors import ConfigError, DataError
-from birdie.gpt.data.published import RemoteFile, find_root, read_manifest, require_variant, select_files
+from birdie.errors import DataError
+from birdie.gpt.data.published import RemoteFile, find_root, read_manifest, select_files
 
 ROOT = "datasets/"
 
@@ -72,30 +72,6 @@ def test_a_tokenizer_outside_the_repository_is_refused(path: object) -> None:
         read_manifest(manifest(model_path=path), "fineweb10B_sp1024")
 
 
-def test_shards_beyond_the_manifests_count_are_ignored() -> None:
-    """They may belong to another export."""
-    dataset = select_files(shards(3), ROOT, "sp1024", manifest(train=2))
-    assert len(dataset.train) == 2
-    assert "counts 2 train shards, so 1 further" in dataset.notes[0]
-    assert select_files(shards(3), ROOT, "sp1024", manifest(train=195)).notes == (
-        "the manifest counts 195 train shards, of which 3 exist",
-    )
-
-
-def test_shards_after_a_gap_are_ignored() -> None:
-    files = shards(5)
-    del files[f"{ROOT}datasets/fineweb10B_sp1024/fineweb_train_000002.bin"]
-    dataset = select_files(files, ROOT, "sp1024", manifest(train=2))
-    assert len(dataset.train) == 2
-    assert "fineweb_train_000002.bin is missing, so 2 after it" in dataset.notes[0]
-
-
-@pytest.mark.parametrize("val", [0, 1])
-def test_an_incomplete_validation_split_is_refused(val: int) -> None:
-    with pytest.raises(DataError, match=f"{val} of 2 validation shards"):
-        select_files(shards(3, val), ROOT, "sp1024", manifest(val=2))
-
-
 @pytest.mark.parametrize("size", [0, 1_024, 1_027, 1 << 40])
 def test_impossible_shard_sizes_are_refused(size: int) -> None:
     path = f"{ROOT}datasets/fineweb10B_sp1024/fineweb_train_000001.bin"
@@ -112,16 +88,6 @@ def test_a_missing_or_huge_tokenizer_is_refused() -> None:
     assert select_files(shards(1, variant="byte260"), ROOT, "byte260", None).model is None
 
 
-def test_the_default_root_has_priority_over_older_exports() -> None:
-    older, plain = shards(1, root="matched_10B/"), shards(1, root="")
-    assert find_root(shards(1) | older | plain, "sp1024") == "datasets/"
-    assert find_root(older, "sp1024") == "matched_10B/"
-    assert find_root(plain | shards(1), "sp1024", "") == ""
-    assert find_root(older | shards(1), "sp1024", "/matched_10B") == "matched_10B/"
-    with pytest.raises(ConfigError, match=r"sp1024: /, matched_10B/"):
-        find_root(older | plain, "sp1024")
-
-
 def test_the_error_for_a_missing_variant_lists_those_that_exist() -> None:
     files = shards(1) | shards(1, variant="byte260") | shards(1, variant="sp512", root="old/")
     available = r"it has byte260 \(in datasets/\), sp1024 \(in datasets/\), sp512 \(in old/\)"
@@ -131,12 +97,6 @@ def test_the_error_for_a_missing_variant_lists_those_that_exist() -> None:
         find_root(files, "sp1024", "old")
     with pytest.raises(DataError, match="it has none"):
         find_root(listing("README.md"), "sp1024")
-
-
-@pytest.mark.parametrize("variant", ["", "sp", "sp0", "sp1024/..", "gpt2", "SP1024"])
-def test_unknown_variants_are_refused(variant: str) -> None:
-    with pytest.raises(ConfigError, match="is unknown"):
-        require_variant(variant)
 
 
 def test_importing_the_command_does_not_import_huggingface_hub() -> None:

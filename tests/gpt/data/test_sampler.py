@@ -1,8 +1,6 @@
 """Samplers: a chunk depends on its index alone, an epoch reads every block once, and a step mixes shards."""
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.errors import DataError
-from birdie.gpt.data.sampler import RAMP_STEPS, STEP_SHARDS, CoprimeSampler, Rows, ShuffledSampler, TokenSequence
-from birdie.gpt.data.shards import write_shard
+from birdie.gpt.data.sampler import RAMP_STEPS, STEP_SHARDS, CoprimeSampler, Rows, TokenSequence
 
 
 class NumberedTokens(TokenSequence):
@@ -86,34 +83,3 @@ def test_a_step_mixes_more_shards_later_and_all_run_out_together() -> None:
     total = (length - 1) * shards
     last = [len(np.unique(shards_of(sampler, length, step))) for step in range(total // rows - 5, total // rows)]
     assert min(last) > STEP_SHARDS[0]  # weighting by the remaining blocks keeps them level
-
-
-def test_blocks_of_a_step_are_interleaved_and_scattered() -> None:
-    length, rows = 1_000, 64
-    sampler = coprime([length] * 8, rows, 1, rows, seed=3)
-    shards = shards_of(sampler, length, 0)
-    assert len(np.unique(shards[:8])) == 8  # interleaved, not one shard after the other
-    for shard in range(8):
-        positions = sampler(0)[shards == shard, 0]
-        strides = np.unique(np.diff(positions) % (length - 1))
-        assert len(strides) == 1
-        assert math.gcd(int(strides[0]), length - 1) == 1
-        assert strides[0] > 1
-
-
-def test_larger_shards_contribute_more_blocks() -> None:
-    sampler = coprime([8_000, 1_000], 90, 1, 90)
-    first = np.bincount(np.searchsorted([8_000, 9_000], sampler(0)[:, 0], side="right"))
-    assert first[0] == pytest.approx(90 * 8**0.9 / (1 + 8**0.9), abs=1)
-
-
-@pytest.mark.parametrize("kind", ["shuffled", "coprime"])
-def test_shard_files_are_read_at_the_right_positions(tmp_path: Path, kind: str) -> None:
-    paths = [tmp_path / f"fineweb_train_{i:06d}.bin" for i in range(3)]
-    for path, part in zip(paths, np.split(np.arange(1003, dtype=np.uint16), [7, 500]), strict=True):
-        write_shard(path, part)
-    tokens = TokenSequence(paths)
-    sampler = ShuffledSampler(tokens, 2, 5, 1) if kind == "shuffled" else CoprimeSampler(tokens, 2, 5, 1, 4)
-    for index in range(50):
-        rows = sampler(index)
-        assert np.array_equal(rows, (rows[:, :1] + np.arange(6)) % 1003)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from birdie.errors import DataError
-from birdie.gpt.data.shards import ShardReader, ShardWriter, load_tokens, read_shard, write_shard
+from birdie.gpt.data.shards import ShardReader, ShardWriter, read_shard, write_shard
 
 TOKENS = np.arange(1, 101, dtype=np.uint16)
 
@@ -63,21 +63,6 @@ def test_truncated_files_are_refused(tmp_path: Path, size: int) -> None:
         read_shard(path)
 
 
-def test_missing_files_and_folders_are_data_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        read_shard(tmp_path / "a.bin")
-    with pytest.raises(DataError, match="is a folder"):
-        read_shard(tmp_path)
-
-
-def test_ids_above_16_bits_and_empty_shards_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="do not fit 16 bits"):
-        write_shard(tmp_path / "a.bin", np.array([65_536]))
-    with pytest.raises(DataError, match="not 0"):
-        write_shard(tmp_path / "a.bin", np.array([], np.uint16))
-    assert not list(tmp_path.iterdir())
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 40), max_size=4), st.integers(9, 60))
 def test_the_writer_divides_one_sequence_into_shards(
@@ -103,14 +88,6 @@ def test_an_interrupted_writer_removes_the_incomplete_shard(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["fineweb_val_000000.bin"]
-
-
-@pytest.mark.parametrize("limit", [None, 1, 99, 100, 101, 199, 200, 300])
-def test_tokens_of_several_shards_are_read_up_to_a_limit(tmp_path: Path, limit: int | None) -> None:
-    for name in ("a.bin", "b.bin"):
-        write_shard(tmp_path / name, TOKENS)
-    tokens = load_tokens([tmp_path / "a.bin", tmp_path / "b.bin"], limit)
-    assert np.array_equal(tokens, np.tile(TOKENS, 2)[:limit])
 
 
 def cut(path: Path) -> None:

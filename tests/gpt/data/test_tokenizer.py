@@ -21,8 +21,6 @@ from birdie.gpt.data.tokenizer import (
     CaseOpsTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
-    _sample_lines,
-    has_operators,
     load_tokenizer,
     train_caseops,
     train_sentencepiece,
@@ -102,14 +100,6 @@ def test_the_byte_table_counts_utf8(make: type[Tokenizer], texts: list[str]) -> 
     assert total == check.table_bytes == check.text_bytes
 
 
-@TOKENIZERS
-def test_a_batch_encodes_as_its_single_texts(make: type[Tokenizer]) -> None:
-    texts = ["", "one two", "é\u2581ü 😀", *documents(3)]
-    for single, batched in zip(map(make().encode, texts), make().encode_batch(texts, threads=2), strict=True):
-        assert np.array_equal(single, batched)
-        assert batched.dtype == np.uint16
-
-
 def test_the_byte_table_by_piece_type() -> None:
     tokenizer = small_bpe()
     table = tokenizer.byte_table()
@@ -166,59 +156,12 @@ def test_caseops_reserves_its_ids_and_is_recognized_by_them(tmp_path: Path) -> N
         CaseOpsTokenizer(small_bpe())
 
 
-def test_a_text_with_many_operators_does_not_give_a_caseops_model() -> None:
-    """Learned pieces come after the byte pieces."""
-    texts = [f"{text} {' '.join(OPERATORS)}" for text in documents(60)]
-    assert not has_operators(train_sentencepiece(texts, 420))
-
-
-def test_one_piece_serves_a_word_in_every_case() -> None:
-    lower, title, capitals = (small_caseops().encode(text).tolist() for text in ("stone", "Stone", "STONE"))
-    assert title == [small_caseops()._operators[TITLE], *lower]
-    assert capitals == [small_caseops()._operators[ALLCAPS], *lower]
-
-
-def test_rows_beyond_the_vocabulary_are_unused() -> None:
-    for tokenizer in (ByteTokenizer(), small_bpe(), small_caseops()):
-        table = tokenizer.byte_table(512)
-        assert len(table) == 512
-        assert not table.base_bytes[tokenizer.vocab_size :].any()
-        assert table.is_boundary[tokenizer.vocab_size :].all()
-        assert len(tokenizer.byte_table(8)) == tokenizer.vocab_size
-
-
-def test_a_vocabulary_without_a_lone_space_is_refused() -> None:
-    with pytest.raises(DataError, match="no piece for a lone space"):
-        train_sentencepiece(["abcdefgh" * 9, "abab", "efef", "ghab"] * 9, 270).byte_table()
-
-
-@TOKENIZERS
-def test_control_ids_decode_to_nothing_and_unknown_ids_are_refused(make: type[Tokenizer]) -> None:
-    tokenizer = make()
-    assert tokenizer.decode([1, *tokenizer.encode("a"), 2, 0]) == "a"
-    assert tokenizer.decode([]) == ""
-    with pytest.raises(DataError, match="vocabulary of"):
-        tokenizer.decode([tokenizer.vocab_size])
-    with pytest.raises(DataError, match="outside the vocabulary"):
-        tokenizer.byte_table().count(np.array([1]), np.array([9999]))
-    with pytest.raises(DataError, match=r"lone surrogate \(U\+D800\) at character 1"):
-        tokenizer.encode("a\ud800")
-
-
 def test_training_is_deterministic_silent_and_atomic(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first = train_sentencepiece(documents(60), 400, tmp_path / "a.model")
     assert first.digest == small_bpe().digest
     assert load_tokenizer(tmp_path / "a.model").digest == first.digest
     assert [path.name for path in tmp_path.iterdir()] == ["a.model"]
     assert capfd.readouterr() == ("", "")
-
-
-def test_training_uses_the_challenges_settings() -> None:
-    processor = sentencepiece.SentencePieceProcessor(model_proto=small_bpe().model_bytes)
-    assert [processor.id_to_piece(i) for i in range(5)] == ["<pad>", "<s>", "</s>", "<unk>", "<0x00>"]
-    assert processor.encode("12", out_type=str) == ["1", "2"]  # split digits
-    assert processor.encode("ﬁ", out_type=str)[0] in ("fi", "f", "<0x66>")  # NFKC
-    assert not processor.encode("e", out_type=str)[0].startswith("▁")  # no dummy prefix
 
 
 def test_impossible_vocabularies_are_refused() -> None:
@@ -233,26 +176,3 @@ def test_impossible_vocabularies_are_refused() -> None:
         train_sentencepiece([" ", "\n"], 300)
     with pytest.raises(ConfigError, match=r"264 .* 265 to 65,536"):
         train_caseops(documents(1), 264)
-
-
-def test_a_sample_of_lines_is_uniform_and_bounded() -> None:
-    lines = [f"line {i:05}" for i in range(4000)]
-    sample = _sample_lines(["\n".join(lines[:1000]), *lines[1000:], " \n\0"], 10_000)
-    assert 4_000 < sum(map(len, sample)) <= 10_000
-    assert sample == sorted(sample)
-    assert 0.4 < sum(line < "line 02000" for line in sample) / len(sample) < 0.6
-    assert _sample_lines(lines, 10**6) == lines
-
-
-def test_missing_and_damaged_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        load_tokenizer(tmp_path / "none.model")
-    for size in (0, 10, len(small_bpe().model_bytes) - 3):
-        (tmp_path / "cut.model").write_bytes(small_bpe().model_bytes[:size])
-        with pytest.raises(DataError, match=r"cut\.model"):
-            load_tokenizer(tmp_path / "cut.model")
-
-
-def test_a_tokenizers_name_has_its_family_and_vocabulary() -> None:
-    assert (load_tokenizer("bytes").name, load_tokenizer("byte260").vocab_size) == ("byte260", 260)
-    assert (small_bpe().name, small_bpe().vocab_size, small_bpe().kind) == ("sp400", 400, "sentencepiece")

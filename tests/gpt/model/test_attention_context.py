@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.errors import ConfigError
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.attention_functions import register, softmax
@@ -21,7 +20,7 @@ from birdie.gpt.train.settings import OptimizerSettings, TrainSettings
 from birdie.gpt.train.training import Training
 from tests.gpt.model.packed_text import BOS, CPU, attentive_model, document_text
 from tests.gpt.model.technique_table import blocks_of
-from tests.gpt.model.varlen_reference import KERNELS, flash3
+from tests.gpt.model.varlen_reference import KERNELS
 from tests.tiny_run import tiny_training
 
 
@@ -136,25 +135,6 @@ def test_nothing_crosses_a_document_in_a_packed_row() -> None:
     assert (one[:, :begin] - two[:, :begin]).abs().max() > 0.01
 
 
-def test_the_compiler_traces_packed_attention_as_one_graph() -> None:
-    model = attentive_model(num_layers=2, isolate_documents=True, attn_window=8, attn_window_layers=(1,))
-    compiled = torch.compile(model.loss, backend="eager", fullgraph=True, dynamic=False)
-    find = finder()
-    for seed in range(3):
-        ids = document_text(1, 90, seed)
-        bounds = find(ids, 16)
-        torch.testing.assert_close(compiled(ids, ids, bounds=bounds), model.loss(ids, ids, bounds=bounds))
-
-
-def test_the_diagnostics_name_kernel_and_windowed_layers() -> None:
-    model = attentive_model(isolate_documents=True, attn_window=6, attn_window_layers=(1,))
-    model.kernels = flash3()
-    assert model.diagnostics() == [
-        "isolated documents: attention restarts at each BOS, kernel FlashAttention-3",
-        "attention window: layers 1 attend to the last 6 positions",
-    ]
-
-
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
     write_shard(tmp_path / "a_train_0.bin", document_text(1, 3000, seed=4)[0].numpy().astype(np.uint16))
@@ -201,8 +181,3 @@ def test_a_sequence_length_schedule_of_packed_rows_only_moves_forced_splits(shar
     for step in run:
         assert step.tokens == 128
     batches.close()
-
-
-def test_a_packed_chunk_is_not_cut_by_micro_batches(shard: Path) -> None:
-    with pytest.raises(ConfigError, match=r"micro_batch_tokens 16 .* 64 tokens"):
-        packed_run(shard, attentive_model(isolate_documents=True), micro_batch_tokens=16)

@@ -1,15 +1,60 @@
-"""The fastest installed kernel is chosen; a broken package counts as missing."""
+"""Attention: registered functions, and kernels by device, dtype and packages."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from birdie.gpt.model import attention_kernels
-from tests.gpt.model.varlen_reference import older_torch_varlen, segments_one_by_one
+from birdie.errors import ConfigError
+from birdie.gpt.model import attention_functions, attention_kernels
+from birdie.gpt.model.attention_functions import register, softmax
+from birdie.gpt.model.cache import Cache
+from birdie.gpt.model.gpt import GPT
+from tests.gpt.model.technique_table import SMALL, tokens, with_settings
+from tests.gpt.model.varlen_reference import older_torch_varlen
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_copies_of_shared_keys_change_nothing(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 9, 8, requires_grad=True) for heads in (6, 2, 2))
+    mask = torch.ones(9, 9, dtype=torch.bool).tril() if masked else None
+
+    def attend() -> list[Tensor]:
+        y = attention_functions.grouped_attention(q, k, v, mask, is_causal=not masked)
+        return [y, *torch.autograd.grad(y.square().sum(), (q, k, v))]
+
+    shared = attend()
+    monkeypatch.setattr(attention_functions, "_needs_copies", lambda *_, **__: True)
+    for a, b in zip(attend(), shared, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_registered_function_is_used_by_its_name() -> None:
+    calls = []
+
+    def counted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        calls.append(q.shape)
+        return softmax(q, k, v, mask)
+
+    with pytest.raises(ConfigError, match=r"'counted'.* softmax"):
+        GPT(with_settings({"attention": "counted"}))
+    register("counted", counted)
+    with pytest.raises(ConfigError, match="'counted'"):
+        register("counted", softmax)
+    torch.manual_seed(0)
+    model = GPT(with_settings({"attention": "counted"}))
+    torch.manual_seed(0)
+    ids = tokens(2, 9)
+    torch.testing.assert_close(model(ids), GPT(SMALL)(ids))
+    assert len(calls) == SMALL.num_layers
+    assert model.diagnostics() == ["attention function: counted in 5 layers"]
+    torch.testing.assert_close(model(ids, last_n=2), model(ids)[:, -2:])
+    with pytest.raises(ConfigError, match="'counted'"):
+        Cache(model, 1, 4)
+
 
 CPU, VARLEN = torch.device("cpu"), "torch.nn.attention.varlen"
 
@@ -34,22 +79,3 @@ def test_heads_that_the_kernels_do_not_take_use_sdpa(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, VARLEN, SimpleNamespace(varlen_attn=older_torch_varlen))
     names = [attention_kernels.best_kernels(torch.device("cuda"), torch.bfloat16, d).name for d in (12, 64, 264)]
     assert names == ["SDPA", "torch varlen", "SDPA"]
-
-
-@pytest.mark.parametrize("error", ["OSError('libcudart.so.12: cannot open shared object')", "RuntimeError('twice')"])
-def test_a_package_that_cannot_be_loaded_counts_as_missing(
-    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "flash_attn_interface.py").write_text(f"raise {error}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, VARLEN, None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert attention_kernels.best_kernels(torch.device("cuda"), torch.bfloat16).name == "SDPA"
-
-
-def test_the_stand_in_kernel_equals_sdpa() -> None:
-    q, k, v = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
-    flat_q, flat_k, flat_v = (x[0].transpose(0, 1) for x in (q, k, v))
-    y = segments_one_by_one(flat_q, flat_k, flat_v, torch.tensor([0, 9]), 9, 0)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(y.transpose(0, 1)[None], expected)

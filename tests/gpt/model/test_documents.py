@@ -4,16 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.errors import ConfigError, DataError
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.shards import write_shard
-from birdie.gpt.model.documents import DocumentFinder, segment_offsets
+from birdie.gpt.model.documents import segment_offsets
 from birdie.gpt.run.recipe_settings import Recipe
-from tests.gpt.model.packed_text import BOS, CPU, document_text
+from tests.gpt.model.packed_text import BOS, document_text
 
 
 def plain_loop(rows: list[list[int]], longest: int) -> list[int]:
@@ -36,21 +35,6 @@ def plain_loop(rows: list[list[int]], longest: int) -> list[int]:
 )
 def test_bounds_are_rows_documents_and_forced_splits(rows: list[list[int]], longest: int) -> None:
     assert segment_offsets(np.array(rows), BOS, longest).tolist() == plain_loop(rows, longest)
-
-
-def test_bounds_are_padded_with_the_end_to_few_shapes() -> None:
-    lines: list[str] = []
-    finder = DocumentFinder(BOS, CPU, packed=True, notify=lines.append)
-    few, many = torch.full((1, 640), 5), document_text(1, 640)
-    results = [finder(ids, 64) for ids in (few, many, few)]
-    assert [len(bounds.offsets) for bounds in results] == [64, 128, 128]  # the size never shrinks
-    assert all(bounds.offsets.dtype == torch.int32 for bounds in results)
-    for bounds, ids in zip(results, (few, many, few), strict=True):
-        offsets = segment_offsets(ids.numpy(), BOS, 64)
-        assert np.array_equal(bounds.offsets[: len(offsets)], offsets)
-        assert set(bounds.offsets[len(offsets) :].tolist()) == {640}
-    assert lines[0] == "documents: 10 segments of at most 64 tokens in 640; room for 63"
-    assert len(lines) == 2
 
 
 def test_packed_rows_begin_with_a_document_and_continue_without_a_gap(tmp_path: Path) -> None:

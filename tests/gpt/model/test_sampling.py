@@ -29,10 +29,6 @@ def test_temperature_zero_takes_the_likeliest_token(model: GPT) -> None:
         ids = torch.cat((ids, torch.tensor([token])))
 
 
-def test_top_one_is_greedy(model: GPT) -> None:
-    assert list(generate(model, START, 10, top_k=1)) == list(generate(model, START, 10, temperature=0))
-
-
 def test_top_k_draws_among_the_k_likeliest(model: GPT) -> None:
     likeliest = set(model(START[None])[0, -1].topk(3).indices.tolist())
     generator = torch.Generator().manual_seed(0)
@@ -100,17 +96,3 @@ def test_sequences_follow_the_model_and_the_seed(model: GPT) -> None:
     again = [sample_sequences(model, 4000, 2, first=3, temperature=2.0, seed=seed) for seed in (1, 2)]
     assert torch.equal(again[0], rows)
     assert not torch.equal(again[1], rows)
-
-
-def test_the_number_of_parallel_sequences_changes_only_the_draws(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("birdie.gpt.model.sampling._CACHE_BYTES", 1)
-    rows = sample_sequences(model, 3, 6, first=1, temperature=1.0, vocab_size=5)
-    assert rows.shape == (3, 6)
-    assert rows.max() < 5
-    assert len(set(map(tuple, rows.tolist()))) > 1
-
-
-@pytest.mark.parametrize("change", [{"count": 0}, {"length": 0}, {"first": 30}, {"temperature": -1.0}])
-def test_impossible_sequences_are_refused(model: GPT, change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        sample_sequences(model, **{"count": 1, "length": 4, "first": 1, **change})

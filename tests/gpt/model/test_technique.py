@@ -1,4 +1,4 @@
-"""Declarations of techniques are collected from all modules of a model, whatever the technique is."""
+"""Techniques: declared once, also from outside; what a table cannot say of those of birdie."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -11,8 +11,11 @@ from birdie.errors import ConfigError
 from birdie.gpt.model.config import GPTConfig
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.technique import Technique, techniques_of
+from birdie.gpt.model.techniques.depth_recurrence import DepthRecurrence
+from birdie.gpt.model.techniques.skips import skip_count
+from birdie.gpt.model.techniques.softcap import softcap
 from birdie.gpt.train.optimizers import split_parameters
-from tests.gpt.model.technique_table import SMALL
+from tests.gpt.model.technique_table import SMALL, randomized, tokens, with_settings
 
 
 def _diagnostics(model: Any) -> Iterator[str]:
@@ -58,3 +61,38 @@ def test_two_declarations_of_one_parameter_are_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"'output_scale' .* \(scalars and matrices\)"):
         Twice(SMALL).parameter_groups()
+
+
+def test_before_it_begins_the_plain_model_runs() -> None:
+    model = randomized(with_settings({"num_loops": 2, "loop_start": 1, "loop_end": 2}))
+    plain, ids = GPT(SMALL), tokens(2, 9)
+    state = model.state_dict()
+    plain.load_state_dict(state | {"skip_weights": state["skip_weights"][: skip_count(SMALL)]})
+    assert not torch.allclose(model(ids), plain(ids))
+    model.depth_recurrence = False
+    torch.testing.assert_close(model(ids), plain(ids))
+
+
+def test_it_begins_at_its_fraction_of_the_run_and_reports_that_once() -> None:
+    config = with_settings({"num_loops": 1, "loop_start": 1, "loop_end": 2, "enable_looping_at": 0.35})
+    lines: list[str] = []
+    (hook,) = (model := GPT(config)).step_hooks(lines.append)
+    assert isinstance(hook, DepthRecurrence)
+    assert hook.changes == (0.35,)
+    states = []
+    for step in range(10):
+        hook.before_step(step, step / 10, 1.0)
+        states.append(model.depth_recurrence)
+    assert states == [False] * 4 + [True] * 6
+    assert lines == ["depth recurrence from step 5 on: layers 0,1,2,1,2,3,4"]
+    assert GPT(config).depth_recurrence  # a model that is loaded for scoring repeats its layers
+    assert GPT(SMALL).step_hooks(lines.append) == []
+
+
+def test_the_polynomial_is_close_to_tanh_near_zero_and_never_falls() -> None:
+    logits = torch.linspace(-100, 100, 4001)
+    capped = softcap(logits, with_settings({"softcap": "poly"}), None)
+    assert bool((capped.diff() >= 0).all())
+    assert capped.abs().max() == 30
+    near = logits.abs() < 15
+    torch.testing.assert_close(capped[near], 30 * torch.tanh(logits[near] / 30), rtol=0.01, atol=1e-4)

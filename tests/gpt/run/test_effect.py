@@ -1,19 +1,22 @@
-"""A setting that is given is never dead in silence: the later source wins, and what still has no effect is said."""
+"""Settings without effect are said, before a run and after it."""
 
-import dataclasses
+import json
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from birdie.errors import ConfigError
-from birdie.gpt.run.effect import UNREAD, no_effect, unread
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.gpt.run.effect import no_effect, unread
+from birdie.gpt.run.onset import not_begun
 from birdie.gpt.run.recipe_file import OVERRIDES
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_registry import RegisteredRecipe, find, shipped_recipes
 from birdie.gpt.run.recipe_settings import Recipe
-from birdie.gpt.train.plan import lr_multiplier
 from birdie.lab.assignments import parse, with_settings
+from tests.gpt.run.test_run_folder import changed, tiny_recipe
 
 RECIPES = [entry for entry in shipped_recipes() if entry.about.runs is None]
 
@@ -36,23 +39,6 @@ def test_the_later_length_of_the_warmdown_wins(name: str, monkeypatch: pytest.Mo
     monkeypatch.delenv("WARMDOWN_ITERS")
     train = load_recipe(entry.path, ["--train.warmdown-iters", "30"]).train
     assert (train.warmdown_iters, train.warmdown_fraction) == (30, None)
-
-
-def test_the_learning_rate_follows_the_warmdown_that_was_origins(monkeypatch: pytest.MonkeyPatch) -> None:
-    laptop = next(entry for entry in RECIPES if entry.name == "laptop")
-    monkeypatch.setenv("WARMDOWN_ITERS", "20")
-    train = dataclasses.replace(load_recipe(laptop.path).train, iterations=100, max_wallclock_seconds=0)
-    assert [lr_multiplier(train, step, 0.0) for step in (0, 80, 90)] == [1.0, 1.0, 0.5]
-
-
-def test_a_preset_does_not_resist_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    from birdie.cli.train import build_app
-
-    monkeypatch.setenv("WARMDOWN_ITERS", "20")
-    tokens = ["laptop", "--preset", "cpu"]
-    _, bound, _ = build_app(tokens).parse_args(tokens, exit_on_error=False, print_error=False)
-    train = bound.kwargs["recipe"].train
-    assert (train.warmdown_iters, train.warmdown_fraction) == (20, None)
 
 
 def test_of_one_source_the_other_one_has_no_effect_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,14 +139,53 @@ def test_the_recipe_of_a_run_gives_nothing_without_effect(tmp_path: Path) -> Non
     assert lines(file=record) == []
 
 
-def test_what_the_table_declares_exists() -> None:
-    recipe = Recipe()
-    rivals = [name for names in OVERRIDES.values() for name in names]
-    for name in (*(name for row in UNREAD for name in row.settings), *rivals):
-        attrgetter(name)(recipe)  # raises, if it is no setting
-    assert set(OVERRIDES) <= {name for row in UNREAD for name in row.settings}
+STEPS = 10
+END = {"train": {"iterations": STEPS, "max_wallclock_seconds": 0, "warmdown_iters": 5}}
+LATE: dict[str, tuple[dict[str, dict[str, Any]], int, str]] = {
+    "late QAT": ({"qat": {"bits": 6, "below": 0.5}}, 8, "quantization-aware training (start 0, below 0.5)"),
+    "QAT from a fraction on": ({"qat": {"bits": 6, "start": 0.75}}, 8, "quantization-aware training (start 0.75)"),
+    "QAT for a budget": (
+        {"qat": {"budget": True, "start": 0.75}, "export": {"budget": "1MB"}, "calibration": {"data": "train"}},
+        8,
+        "quantization-aware training (start 0.75)",
+    ),
+    "depth recurrence": (
+        {"model": {"num_loops": 1, "loop_start": 1, "loop_end": 2, "enable_looping_at": 0.65}},
+        7,
+        "depth recurrence (enable_looping_at 0.65)",
+    ),
+    "sequences": ({"train": {"seq_len_start": 256, "seq_schedule_fraction": 0.5}}, 5, "sequences of full length"),
+    "batches": ({"train": {"batch_tokens_start": 65_536, "batch_schedule_fraction": 0.5}}, 5, "batches of full size"),
+    "taper": ({"optimizer": {"decay_full": 0.7, "adam_weight_decay": 0.1}}, 8, "taper of weight decay"),
+}
+"""Technique → settings, the first step (from 0) that has it, and how its sentence begins."""
 
 
-def test_a_contradiction_stays_an_error() -> None:
-    with pytest.raises(ConfigError, match="set one of them"):
-        load_recipe(flags=["--qat.bits", "6", "--qat.levels", "ternary"])
+@pytest.mark.parametrize("technique", LATE)
+def test_a_technique_is_said_exactly_if_no_step_had_it(technique: str) -> None:
+    tables, first, sentence = LATE[technique]
+    tables = {**tables, "train": {**END["train"], **tables.get("train", {})}}
+    recipe = changed(Recipe(), tables)
+    for steps in range(1, STEPS + 1):
+        lines = list(not_begun(recipe, steps, 0.0, averaged=False))
+        assert any(line.startswith(sentence) for line in lines) == (steps - 1 < first), (steps, lines)
+
+
+LATE_RUN: dict[str, dict[str, Any]] = {
+    "train": {"warmdown_iters": 0},
+    "qat": {"bits": 6, "below": 0.5},
+    "export": {"effort": "fast"},
+}
+
+
+def test_the_log_and_the_summary_of_a_run_say_it(tmp_path: Path) -> None:
+    recipe = changed(tiny_recipe(tmp_path / "data"), LATE_RUN)
+    file, folder = tmp_path / "late.toml", tmp_path / "run"
+    file.write_text(recipe.to_toml())
+    assert run(build_app, ["train", str(file), "--folder", str(folder)]) == 0
+    (line,) = json.loads((folder / "summary.json").read_text())["never_began"]
+    assert line.startswith("quantization-aware training (start 0, below 0.5)")
+    assert f"never began: {line}" in (folder / "log.txt").read_text().splitlines()
+    assert run(build_app, ["train", str(file), "--folder", str(folder), "--resume"]) == 0
+    (resumed,) = json.loads((folder / "summary.json").read_text())["never_began"]
+    assert resumed == line, "of the same run, whether its last step was taken now or then"

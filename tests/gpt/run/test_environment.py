@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from birdie.cli import build_app
-from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.gpt.run.environment import CHOICES, DEAD, RULES, remarks
 from birdie.gpt.run.recipe_loading import load_recipe
@@ -165,11 +163,6 @@ def test_no_variable_of_a_record_passes_in_silence(name: str) -> None:
     assert name in sets or any(name in line for line in remarks({name: "7"}))
 
 
-def test_width_of_the_mlp_follows_that_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolved(monkeypatch, "MLP_HIDDEN=992").model.mlp_mult == 992 / 512
-    assert resolved(monkeypatch, "MLP_HIDDEN=992 MODEL_DIM=256").model.mlp_mult == 992 / 256
-
-
 def test_schemes_of_attention_and_mlp_hold_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     export = resolved(monkeypatch, "ATTN_CLIP_SIGMAS=13 MLP_CLIP_SIGMAS=11.5 MATRIX_BITS=6").export
     assert export.pinned() == [
@@ -177,19 +170,6 @@ def test_schemes_of_attention_and_mlp_hold_under_a_budget(monkeypatch: pytest.Mo
         ("blocks.*.mlp.*", "gptq:bits=6,clip_sigmas=11.5"),
     ]
     assert export.schemes() == [*export.pinned(), ("*", "gptq:bits=6,clip_sigmas=12.85")]
-
-
-def test_no_variable_has_two_meanings() -> None:
-    names = [*challenge_variables(Recipe), *joint_variables(), *dead_variables(), *OTHERS]
-    assert len(names) == len(set(names))
-
-
-def test_only_techniques_that_are_on_are_logged() -> None:
-    assert list(remarks({"TTT_ENABLED": "0", "TTT_LR": "0.002", "TEMP_SCALING": "0.0", "ROPE_TYPE": "rope"})) == []
-    assert list(remarks({"FP_STORAGE": "1"})) == ["FP_STORAGE has no effect: fp8 storage is not available"]
-    assert list(remarks({"COMPRESSOR": "brotli"})) == [
-        "COMPRESSOR has no effect: birdie codes the file with its own entropy coder"
-    ]
 
 
 def test_the_average_without_effect_is_logged() -> None:
@@ -208,49 +188,6 @@ def test_a_switch_that_is_off_cancels_only_its_own_average_of_the_file(
     assert (kept.kind, kept.swa_every) == ("swa", 7)
     assert resolved(monkeypatch, "SWA_ENABLED=0", file).average.kind == "none"
     assert resolved(monkeypatch, "SWA_ENABLED=0", file, "--average.kind", "lawa").average.kind == "lawa"
-
-
-@pytest.mark.parametrize(
-    ("command", "alone", "on_sgd", "on_phased"),
-    [
-        ("TTT_ENABLED=1", "ttt-sgd", "ttt-sgd", "ttt-multi-phase"),
-        ("TTT_ENABLED=0", "windows", "windows", "windows"),
-        ("TTT_LR=0.1 TTT_LORA_RANK=8", "windows", "ttt-sgd", "ttt-multi-phase"),
-        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
-        ("TTT_ENABLED=1 TTT_K_LORA=0", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
-        ("PHASED_TTT_ENABLED=1", "ttt-multi-phase", "ttt-multi-phase", "ttt-multi-phase"),
-        ("PHASED_TTT_ENABLED=0", "windows", "ttt-sgd", "ttt-lora"),
-        ("TTT_ENABLED=1 PHASED_TTT_ENABLED=0 TTT_CHUNK_SIZE=48", "ttt-lora", "ttt-lora", "ttt-lora"),
-        ("TTT_ENABLED=0 PHASED_TTT_ENABLED=1", "windows", "windows", "windows"),
-    ],
-)
-def test_variables_select_the_mode_of_test_time_training(
-    command: str, alone: str, on_sgd: str, on_phased: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "recipe.toml"
-    for in_file, expected in (("windows", alone), ("ttt-sgd", on_sgd), ("ttt-multi-phase", on_phased)):
-        file.write_text(f'[evaluation]\nmode = "{in_file}"\n')
-        with monkeypatch.context() as fresh:
-            assert resolved(fresh, command, file).evaluation.mode == expected, in_file
-
-
-def test_switches_select_the_parts_that_lora_adapts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "recipe.toml"
-    file.write_text('[evaluation.ttt_lora]\nparts = ["q", "head"]\n')
-    for command, path, expected in (
-        ("TTT_Q_LORA=0 TTT_V_LORA=0", None, ("k", "o", "mlp", "head")),
-        ("TTT_K_LORA=1 TTT_Q_LORA=0", file, ("k", "head")),
-        ("TTT_WARM_START_A=1", file, ("q", "head")),
-    ):
-        with monkeypatch.context() as fresh:
-            assert resolved(fresh, command, path).evaluation.ttt_lora.parts == expected
-    assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").evaluation.ttt_lora.warm_a
-
-
-def test_other_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    typos = "NUM_LAYER=3 SMEAR_GATE_ENABLE=1 TTT_ENABLE=1 EDITOR=vi"
-    assert resolved(monkeypatch, typos) == Recipe()
-    assert list(remarks(variables(typos))) == []
 
 
 @pytest.mark.parametrize(
@@ -328,9 +265,44 @@ def test_variables_override_the_file_and_flags_override_variables(
     assert (model.attn_gate, model.smear) == ("dense", "gated")
 
 
-def test_birdie_train_reads_variables_without_a_recipe_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "alone", "on_sgd", "on_phased"),
+    [
+        ("TTT_ENABLED=1", "ttt-sgd", "ttt-sgd", "ttt-multi-phase"),
+        ("TTT_ENABLED=0", "windows", "windows", "windows"),
+        ("TTT_LR=0.1 TTT_LORA_RANK=8", "windows", "ttt-sgd", "ttt-multi-phase"),
+        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
+        ("TTT_ENABLED=1 TTT_K_LORA=0", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
+        ("PHASED_TTT_ENABLED=1", "ttt-multi-phase", "ttt-multi-phase", "ttt-multi-phase"),
+        ("PHASED_TTT_ENABLED=0", "windows", "ttt-sgd", "ttt-lora"),
+        ("TTT_ENABLED=1 PHASED_TTT_ENABLED=0 TTT_CHUNK_SIZE=48", "ttt-lora", "ttt-lora", "ttt-lora"),
+        ("TTT_ENABLED=0 PHASED_TTT_ENABLED=1", "windows", "windows", "windows"),
+    ],
+)
+def test_variables_select_the_mode_of_test_time_training(
+    command: str, alone: str, on_sgd: str, on_phased: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SMEAR", "2")
-    assert run(build_app, ["train"]) == 1
-    assert "SMEAR is '2'" in capsys.readouterr().err
+    file = tmp_path / "recipe.toml"
+    for in_file, expected in (("windows", alone), ("ttt-sgd", on_sgd), ("ttt-multi-phase", on_phased)):
+        file.write_text(f'[evaluation]\nmode = "{in_file}"\n')
+        with monkeypatch.context() as fresh:
+            assert resolved(fresh, command, file).evaluation.mode == expected, in_file
+
+
+def test_switches_select_the_parts_that_lora_adapts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('[evaluation.ttt_lora]\nparts = ["q", "head"]\n')
+    for command, path, expected in (
+        ("TTT_Q_LORA=0 TTT_V_LORA=0", None, ("k", "o", "mlp", "head")),
+        ("TTT_K_LORA=1 TTT_Q_LORA=0", file, ("k", "head")),
+        ("TTT_WARM_START_A=1", file, ("q", "head")),
+    ):
+        with monkeypatch.context() as fresh:
+            assert resolved(fresh, command, path).evaluation.ttt_lora.parts == expected
+    assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").evaluation.ttt_lora.warm_a
+
+
+def test_other_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    typos = "NUM_LAYER=3 SMEAR_GATE_ENABLE=1 TTT_ENABLE=1 EDITOR=vi"
+    assert resolved(monkeypatch, typos) == Recipe()
+    assert list(remarks(variables(typos))) == []

@@ -163,26 +163,10 @@ def test_segments_side_by_side_are_limited_by_memory(file: Path, monkeypatch: py
     assert [limited, single] == pytest.approx([unlimited] * 2, abs=1e-6)
 
 
-def test_a_chunk_may_have_any_number_of_tokens(file: Path) -> None:
-    untrained = scored(file, {"mode": "ttt-sgd", "ttt_sgd": {"chunk_tokens": 10**20}})
-    assert untrained.score.bpb == pytest.approx(scored(file).score.bpb, abs=1e-6)
-    assert "ttt-sgd trained on nothing" in untrained.warnings[-1]
-
-
 def test_text_outside_the_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
     path = save(recipe_of(data, vocab_size=100), tmp_path / "model.birdie")
     with pytest.raises(DataError, match="0 to 99"):
         scored(path)
-
-
-def test_an_artifact_with_unknown_settings_of_evaluation_is_scored_by_the_defaults(
-    file: Path, data: Path, tmp_path: Path
-) -> None:
-    """Settings of another version, or of a mode that is not registered."""
-    for changes, name in (({"evaluation": {"mode": "mine"}}, "mine"), ({"sgd": {"lr": 0.1}}, "sgd")):
-        result = scored(save(recipe_of(data), tmp_path / "model.birdie", **changes))
-        assert result.score.bpb == scored(file).score.bpb
-        assert name in result.warnings[-1]
 
 
 def test_the_result_names_mode_method_and_settings(file: Path) -> None:
@@ -199,3 +183,13 @@ def test_the_result_names_mode_method_and_settings(file: Path) -> None:
     assert "temperature 0.9" in warm.method
     assert "ttt_lora" not in warm.settings_in_effect
     assert warm.diagnostics == ""
+
+
+def test_an_artifact_with_unknown_settings_of_evaluation_is_scored_by_the_defaults(
+    file: Path, data: Path, tmp_path: Path
+) -> None:
+    """Settings of another version, or of a mode that is not registered."""
+    for changes, name in (({"evaluation": {"mode": "mine"}}, "mine"), ({"sgd": {"lr": 0.1}}, "sgd")):
+        result = scored(save(recipe_of(data), tmp_path / "model.birdie", **changes))
+        assert result.score.bpb == scored(file).score.bpb
+        assert name in result.warnings[-1]

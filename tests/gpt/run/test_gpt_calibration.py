@@ -187,20 +187,6 @@ def test_a_model_with_nan_weights_cannot_be_sampled(recipe: Recipe) -> None:
         calibrate_gpt(recipe, state, CalibrationSettings("own", 512))
 
 
-@pytest.mark.parametrize("source", ["train", "own"])
-def test_progress_ends_at_its_total(recipe: Recipe, source: Any) -> None:
-    progress: list[tuple[float, float | None]] = []
-    settings = CalibrationSettings(source, 4096 * 2)
-    calibrate_gpt(
-        recipe,
-        GPT(recipe.model).state_dict(),
-        settings,
-        progress=lambda done, total: progress.append((done, total)),
-    )
-    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
-    assert progress[-1][0] == progress[-1][1]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -18,7 +18,6 @@ from birdie.gpt.run.preflight import (
     collect_facts,
     require_no_failure,
     run_checks,
-    warm_up_coder,
 )
 from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.run.recipe_settings import Recipe, RunSettings
@@ -127,23 +126,6 @@ def test_all_failures_are_listed_in_one_sentence() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_facts_describe_this_machine(tmp_path: Path) -> None:
-    facts = collect_facts(RECIPE, tmp_path, 50, Context(CPU))
-    assert (facts.device, facts.ranks, facts.train_tokens) == ("cpu", 1, 50)
-    assert facts.disk > 0
-    assert facts.memory is None or facts.memory > 10**6
-    assert facts.coder_s is not None
-
-
-def test_warming_up_a_broken_coder_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ImportError
-
-    assert warm_up_coder(RECIPE) is not None
-    monkeypatch.setattr(preflight, "load_file", broken)
-    assert warm_up_coder(RECIPE) is None
-
-
 def test_collecting_facts_does_not_change_the_random_state(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
     state = torch.get_rng_state()
@@ -180,22 +162,6 @@ def test_a_failed_check_ends_a_run_before_it_trains(run: Run, monkeypatch: pytes
     with pytest.raises(ConfigError, match="weights, gradients and optimizer take"):
         list(run.train())
     assert not (run.folder / "checkpoints").exists()
-
-
-def test_too_few_tokens_warn_up_to_a_forced_last_step() -> None:
-    """The forced step ends the run regardless of the time cap, so the cap cannot end it first."""
-    forced = replace(RECIPE, train=replace(RECIPE.train, force_stop_step=8, max_wallclock_seconds=600))
-    check = results(forced, train_tokens=1024)["text"]
-    assert check.state == "warn"
-    assert "8 are planned: 2.0 epochs" in check.says
-
-
-def test_the_page_cache_counts_as_free_memory_in_a_container(tmp_path: Path) -> None:
-    for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 200\ninactive_file 500\nactive_file 150\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert preflight._control_group_memory(10**6, tmp_path) == 750
-    (tmp_path / "memory.max").write_text("max")
-    assert preflight._control_group_memory(10**6, tmp_path) == 10**6
 
 
 def test_ranks_that_do_not_divide_a_step_are_told_the_flag() -> None:

@@ -1,5 +1,6 @@
-"""Shipped recipes are valid, have the records' numbers of parameters, and list what birdie does not support."""
+"""Recipes and presets by their names, on the command line and in Python."""
 
+import dataclasses
 import json
 from functools import reduce
 from operator import getitem
@@ -9,11 +10,18 @@ from typing import Any
 import pytest
 
 from birdie.cli import main
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
+from birdie.gpt.data.corpus import file_corpus
+from birdie.gpt.data.preparation import Layout, prepare
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.presets import PRESETS
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_registry import RegisteredRecipe, changes, find, shipped_recipes
-from birdie.gpt.run.recipe_settings import Recipe
+from birdie.gpt.run.recipe_settings import CalibrationSettings, DataSettings, Recipe
 from birdie.gpt.run.run_estimate import parameters
+from birdie.gpt.train.loop import Step
 
 RECIPES = [entry for entry in shipped_recipes() if entry.about.runs is None]
 SPECTRAL = find("resnet_spectral")
@@ -73,18 +81,6 @@ def test_a_recipe_is_for_one_program(tmp_path: Path, text: str, message: str) ->
         find(str(tmp_path / "x.toml"))
 
 
-def test_about_holds_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("[about]\nbits = 3\n")
-    with pytest.raises(ConfigError, match=r"\[about\] has no 'bits'"):
-        find(str(tmp_path / "x.toml"))
-
-
-def test_the_error_for_a_value_of_the_wrong_type_names_the_setting(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text('[model]\nnum_layers = "many"\n')
-    with pytest.raises(ConfigError, match="num_layers"):
-        find(str(tmp_path / "x.toml")).recipe()
-
-
 def test_applying_the_changes_turns_one_recipe_into_the_other() -> None:
     one, other = find("simple_sota").recipe().to_dict(), find("sota").recipe().to_dict()
     assert not list(changes(one, one))
@@ -137,16 +133,105 @@ def test_the_command_lists_shows_and_compares_recipes_of_another_program(
     assert "different programs" in capsys.readouterr().err
 
 
+RECORDS = [entry for entry in shipped_recipes() if entry.about.source and entry.about.runs is None]
+EVERY_RECORD = pytest.mark.parametrize("entry", RECORDS, ids=lambda entry: entry.name)
+
+
+@EVERY_RECORD
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_keeps_the_fractions_of_a_recipe(entry: RegisteredRecipe, preset: str) -> None:
+    full, small = entry.recipe(), entry.recipe(preset)
+    old, new = full.model, small.model
+    assert parameters(small) < parameters(full) / 4
+    assert old.num_heads // old.num_kv_heads == new.num_heads // new.num_kv_heads
+    assert new.vocab_size == old.vocab_size
+    assert (old.xsa_last_n == old.num_layers) == (new.xsa_last_n == new.num_layers)
+    assert bool(old.value_embed_layers) == bool(new.value_embed_layers)
+    assert bool(old.bigram_vocab_size) == bool(new.bigram_vocab_size)
+    assert abs(new.rotary_dims / new.head_dim - old.rotary_dims / old.head_dim) <= 2 / new.head_dim
+    if old.num_loops and new.num_layers >= 3:
+        assert new.loop_end < new.num_layers - 1, "layers after the repeated ones must remain"
+    assert (old.parallel_start_layer is None) == (new.parallel_start_layer is None)
+    if full.export.budget is not None and small.export.budget is not None:
+        per_weight = parse_size(full.export.budget) / parameters(full)
+        assert parse_size(small.export.budget) / parameters(small) == pytest.approx(per_weight, rel=1e-3)
+    assert small.train.max_wallclock_seconds <= PRESETS[preset].seconds
+    assert small.train.train_batch_tokens <= PRESETS[preset].batch_tokens
+
+
+@EVERY_RECORD
+def test_a_warmdown_in_steps_becomes_a_fraction_of_the_run(entry: RegisteredRecipe) -> None:
+    full, small = entry.recipe(), entry.recipe("cpu")
+    if full.train.warmdown_fraction is not None:
+        assert small.train.warmdown_fraction == full.train.warmdown_fraction
+    elif entry.about.step_ms is not None:
+        steps = 1000 * full.train.max_wallclock_seconds / entry.about.step_ms
+        assert small.train.warmdown_fraction == pytest.approx(full.train.warmdown_iters / steps, rel=1e-3)
+    assert small.optimizer.matrix_lr == full.optimizer.matrix_lr
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(token) for token in (*tokens, "--json")])
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert ended.value.code == code, answer
+    return answer
+
+
+def test_show_prints_the_recipe_that_train_would_use(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run_json(capsys, "recipe", "show", "sota", "--preset", "cpu")
+    assert Recipe.from_dict(shown["recipe"]) == find("sota").recipe("cpu")
+    assert set(shown["expected"].values()) == {None}, "a record's figures do not hold under a preset"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags for a data set of a few documents with bytes as tokens, and for a model of its vocabulary."""
+    root = tmp_path_factory.mktemp("text")
+    (root / "text.txt").write_text("\n".join(f"def f{n}(x): return x + {n}" for n in range(3000)))
+    for _ in prepare(file_corpus([str(root / "text.txt")], documents="line"), "bytes", root):
+        pass
+    tokenizer = load_tokenizer("bytes")
+    folder = str(Layout.of(root, tokenizer.name).folder)
+    return ["--data.path", folder, "--data.tokenizer", "bytes", "--model.vocab-size", str(tokenizer.vocab_size)]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(entry, id=entry.name, marks=[] if entry.name == "sota" else pytest.mark.nightly)
+        for entry in RECORDS
+    ],
+)
+def test_every_record_trains_under_the_smallest_preset(
+    entry: RegisteredRecipe, text: list[str], tmp_path: Path
+) -> None:
+    recipe = entry.recipe("smoke")
+    recipe = dataclasses.replace(
+        recipe,
+        data=DataSettings(path=text[1], tokenizer="bytes"),
+        model=dataclasses.replace(recipe.model, vocab_size=int(text[-1])),
+        calibration=CalibrationSettings(),
+        device="cpu",
+    )
+    run = Run(recipe, tmp_path)
+    steps = [event for event in run.train() if isinstance(event, Step)]
+    assert len(steps) == PRESETS["smoke"].iterations
+    assert steps[-1].loss < steps[0].loss
+
+
+@pytest.mark.parametrize("recipe", [["baseline"], []])
+def test_flags_override_the_preset_and_the_preset_overrides_the_recipe_if_there_is_one(
+    recipe: list[str], text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--preset=smoke", *text, "--train.iterations", "2", "--export.effort", "fast"]
+    answer = run_json(capsys, "train", *recipe, "--folder", tmp_path / "run", *flags)
+    assert answer["steps"] == 2
+    assert find(str(tmp_path / "run" / "recipe.toml")).recipe().model.model_dim == 64
+
+
 def test_the_output_of_show_is_a_recipe_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["recipe", "show", "sota"])
     (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
     assert load_recipe(tmp_path / "shown.toml") == find("sota").recipe()
-
-
-@pytest.mark.parametrize("tokens", [("list", "sota"), ("show",), ("diff", "sota")])
-def test_a_wrong_number_of_names_is_an_error(capsys: pytest.CaptureFixture[str], tokens: tuple[str, ...]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["recipe", *tokens])
-    assert ended.value.code == 1
-    assert "names, not" in capsys.readouterr().err

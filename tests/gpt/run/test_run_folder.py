@@ -197,15 +197,6 @@ def test_a_chain_that_cannot_be_written_does_not_end_the_run(
     assert any("no space left" in line for line in log)
 
 
-def test_a_replaced_run_is_not_resumed(recipe: Recipe, tmp_path: Path) -> None:
-    train(recipe, tmp_path, [], stop_after=6)
-    replacing = Run(recipe, tmp_path, replace=True)
-    begun = replacing.train()
-    assert next(event for event in begun if isinstance(event, Started)).resumed_at == 0
-    begun.close()
-    assert checkpoint_paths(tmp_path / "checkpoints") == []
-
-
 def hold(recipe: Recipe, folder: Path, ready: Callable[[], None], release: Callable[[], bool]) -> None:
     training = Run(recipe, folder).train()
     next(training)
@@ -451,13 +442,6 @@ def test_the_only_checkpoint_is_not_removed_for_being_no_folder(recipe: Recipe, 
     assert (tmp_path / "checkpoints" / "step-00000009").read_text() == "mine"
 
 
-def test_unfinished_line_of_metrics_is_left_out(finished: Path, tmp_path: Path) -> None:
-    folder = copied(finished, tmp_path)
-    path = folder / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
-    assert [line["step"] for line in read_metrics(folder)] == list(range(1, 9))
-
-
 def test_a_flipped_bit_in_the_float_weights_is_found(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
     folder = copied(finished, tmp_path)
     path = folder / "float.safetensors"
@@ -470,20 +454,6 @@ def test_a_flipped_bit_in_the_float_weights_is_found(recipe: Recipe, finished: P
     os.mkfifo(path)
     with pytest.raises(WeightsError, match="named pipe"):
         load_float(folder, GPT(recipe.model))
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_run_without_its_float_weights_cannot_be_restored(recipe: Recipe, tmp_path: Path, damaged: bool) -> None:
-    if damaged:
-        (tmp_path / "float.safetensors").write_bytes(bytes(40))
-    with pytest.raises(WeightsError, match=r"float\.safetensors"):
-        load_float(tmp_path, GPT(recipe.model))
-
-
-def test_weights_of_another_model_are_refused(recipe: Recipe, finished: Path) -> None:
-    wider = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, model_dim=64))
-    with pytest.raises(WeightsError, match="another model"):
-        load_float(finished, GPT(wider.model))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -556,3 +526,26 @@ def test_a_run_that_goes_on_with_other_settings_says_so_for_good(recipe: Recipe,
         (6, "optimizer.matrix_lr", recipe.optimizer.matrix_lr),
         (6, "qat.bits", 6),
     ]
+
+
+def test_weights_of_another_model_are_refused(recipe: Recipe, finished: Path) -> None:
+    wider = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, model_dim=64))
+    with pytest.raises(WeightsError, match="another model"):
+        load_float(finished, GPT(wider.model))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_run_without_its_float_weights_cannot_be_restored(recipe: Recipe, tmp_path: Path, damaged: bool) -> None:
+    if damaged:
+        (tmp_path / "float.safetensors").write_bytes(bytes(40))
+    with pytest.raises(WeightsError, match=r"float\.safetensors"):
+        load_float(tmp_path, GPT(recipe.model))
+
+
+def test_a_replaced_run_is_not_resumed(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path, [], stop_after=6)
+    replacing = Run(recipe, tmp_path, replace=True)
+    begun = replacing.train()
+    assert next(event for event in begun if isinstance(event, Started)).resumed_at == 0
+    begun.close()
+    assert checkpoint_paths(tmp_path / "checkpoints") == []

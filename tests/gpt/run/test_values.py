@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birdie.cli import build_app
-from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.values import is_plain, parsed
-from birdie.lab.assignments import parse, typed, with_settings
+from birdie.lab.assignments import parse, with_settings
 from birdie.lab.sweeping import read_sweep
 
 
@@ -170,22 +168,3 @@ def test_a_variable_that_is_no_number_is_named(variable: str, value: str, monkey
     with pytest.raises(ConfigError, match=variable) as error:
         load_recipe()
     assert repr(value) in str(error.value)
-
-
-def test_a_sweep_refuses_a_fraction_of_an_integer(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.toml"
-    path.write_text(SWEEP.format('"model.num_layers" = { choices = [3, 3.5] }'))
-    with pytest.raises(ConfigError, match=r"model.num_layers is 3.5"):
-        read_sweep(path)
-    assert typed({"num_layers": 3.0}, Recipe()) == {"model.num_layers": 3}
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [("sweep", "x.toml", "--trials", "2.5"), ("demo", "--seed", "0.5"), ("compress", "x", "-o", "y", "--bits", "four")],
-)
-def test_flags_of_other_commands_are_read_so(tokens: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(build_app, [*tokens, "--json"]) == 1
-    output = capsys.readouterr().out
-    assert repr(tokens[-1]) in output
-    assert tokens[-2] in output

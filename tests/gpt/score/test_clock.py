@@ -62,17 +62,3 @@ def test_the_total_is_predicted_from_the_first_per_cent_on(
     if warnings and not begun:
         assert "730 s" in lines[0]
         assert "600 s" in lines[0]
-
-
-def test_training_between_two_calls_is_predicted(fake: FakeTime) -> None:
-    """Chunks are scored fast and trained on for long: the second chunk shows what the first could not."""
-    lines: list[str] = []
-    clock = EvaluationClock(300.0, lines.append)
-    update = clock.watch()
-    for done in (10, 20):
-        fake.now += 0.1
-        update(done, 100)
-    assert not lines
-    fake.now += 90
-    update(30, 100)
-    assert "300 s" in lines[0]

@@ -1,7 +1,6 @@
 """The divergence is the KL of its definition, to relative precision however small, and its error bars are right."""
 
 import math
-import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -27,15 +26,6 @@ def test_kl_is_the_definitions_to_relative_precision_however_small(size: float) 
     b = a + size * logits(4, 64, 1024, seed=1, scale=1.0)
     expected = by_definition(a, b).mean().item()
     assert kl_divergence(a, b).mean().item() == pytest.approx(expected, rel=1e-3 if size < 1e-3 else 1e-4)
-
-
-def test_the_plain_sum_in_float32_is_less_precise() -> None:
-    a = logits(256, 1024)
-    b = a + 1e-4 * logits(256, 1024, seed=1, scale=1.0)
-    p, q = a.log_softmax(-1), b.log_softmax(-1)
-    expected = by_definition(a, b)
-    plain = ((p.exp() * (p - q)).sum(-1).double() - expected).abs().mean()
-    assert (kl_divergence(a, b) - expected).abs().mean() < plain / 100
 
 
 def test_kl_is_never_negative_zero_for_equals_and_blind_to_shifts() -> None:
@@ -73,23 +63,6 @@ def test_sequences_are_the_units_of_the_error() -> None:
     assert math.isnan(divergence(lambda _: a[:1], lambda _: b[:1], [0]).stderr)
 
 
-def test_logits_of_earlier_batches_are_let_go() -> None:
-    logits_refs: list[weakref.ref[Tensor]] = []
-
-    def model(_: int) -> Tensor:
-        tensor = logits(8, 16)
-        logits_refs.append(weakref.ref(tensor))
-        return tensor
-
-    def batches() -> Iterator[int]:
-        for index in range(5):
-            yield index
-            assert sum(ref() is not None for ref in logits_refs) <= 2
-
-    assert divergence(model, model, batches()).count == 40
-    assert len(logits_refs) == 10
-
-
 def test_both_models_are_called_without_gradients_one_batch_at_a_time() -> None:
     weight = torch.ones(3, requires_grad=True)
     seen: list[str] = []
@@ -117,13 +90,3 @@ def test_logits_that_cannot_be_compared_are_refused() -> None:
         divergence(lambda _: a, lambda _: logits(4, 6), [0])
     with pytest.raises(DataError, match="not finite"):
         divergence(lambda _: a, lambda _: a * math.nan, [0])
-
-
-def test_models_on_an_accelerator_can_be_compared() -> None:
-    """A default device stands for it: whatever names no device would meet the logits on another one."""
-
-    def logits(_: object) -> Tensor:
-        return torch.zeros(2, 3, 4, device="cpu")
-
-    with torch.device("meta"):
-        assert divergence(logits, logits, [None]).kl == 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from birdie.errors import ConfigError, DataError, RuleError
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import COUNTS, NgramSettings
-from birdie.gpt.score.ngram import HintTables, NgramHints, NgramScorer, _empty_tables, apply_bias, biased_losses, hints
+from birdie.gpt.score.ngram import HintTables, NgramHints, NgramScorer, apply_bias, biased_losses, hints
 from birdie.gpt.score.reference import reference_losses
 
 SMALL = NgramSettings(orders=(3, 2, 1), table_bits=14)  # no two contexts of four tokens share a slot
@@ -93,12 +93,6 @@ def test_hints_token_by_token_are_the_same(tokens: list[int]) -> None:
     )
 
 
-def test_a_stream_may_have_any_length() -> None:
-    tokens = np.random.default_rng(0).integers(0, 50, 3000)
-    tables = HintTables(SMALL)
-    assert [tables.reveal(int(token))[0] for token in tokens] == hints(tokens, SMALL).tokens.tolist()
-
-
 def test_a_collision_is_no_match() -> None:
     settings = NgramSettings(orders=(4, 2), table_bits=4)  # 16 slots for thousands of contexts
     tokens = np.random.default_rng(0).integers(0, 12, 4000)
@@ -114,26 +108,6 @@ def test_a_collision_is_no_match() -> None:
             order = sorted(settings.orders)[result.buckets[i] // COUNTS]
             assert int(result.tokens[i]) in followed[tuple(tokens[i + 1 - order : i + 1])]
     assert 0 < hinted < len(tokens) / 2
-
-
-def test_a_repeated_text_is_predicted() -> None:
-    first = np.random.default_rng(0).integers(0, 65_536, 500)
-    tokens = np.tile(first, 2)
-    result = hints(tokens, NgramSettings())
-    assert (result.tokens[508:-1] == tokens[509:]).all()
-    assert set(result.buckets[520:] // COUNTS) <= set(range(8))
-
-
-def test_a_threshold_on_the_hit_rate_suppresses_hints() -> None:
-    tokens = np.random.default_rng(0).integers(0, 4, 2000)  # unpredictable: one in four is right
-    every, frequent = hints(tokens, SMALL), hints(tokens, NgramSettings(orders=(3, 2, 1), table_bits=12, threshold=0.6))
-    assert (every.tokens[10:] >= 0).all()
-    assert (frequent.tokens[500:] < 0).mean() > 0.95
-
-
-def test_tables_have_the_size_they_report() -> None:
-    settings = NgramSettings(orders=(5, 3), table_bits=10)
-    assert _empty_tables(settings).tables.nbytes == settings.nbytes == 2 * 8 * 1024
 
 
 @pytest.mark.parametrize("token", [-1, 65_536])
@@ -241,13 +215,6 @@ def test_strength_zero_changes_nothing() -> None:
     assert (reference_losses(NgramScorer(BigramScorer(), settings), tokens) == plain).all()
 
 
-def test_without_a_hint_nothing_changes() -> None:
-    nats, none = np.array([1.0, 2.0]), np.array([-1, -1])
-    no_hints = NgramHints(none.astype(np.int32), np.zeros(2, np.int32))
-    for settings in (FIXED, LEARNED):
-        assert apply_bias(nats, np.zeros(2), no_hints, np.array([0, 1]), settings).tolist() == [1.0, 2.0]
-
-
 @strengths
 @pytest.mark.parametrize("position", [50, 399, 700])
 def test_later_tokens_change_no_loss(settings: NgramSettings, position: int) -> None:
@@ -270,25 +237,6 @@ def test_the_learned_strength_becomes_the_best_fixed_one(p: float, right: float)
     at_best = biased_losses(nats, np.full(n, math.log(p)), result.tokens, np.where(hit, 0, 1), best)
     assert losses[-1000:].sum() == pytest.approx(at_best[-1000:].sum(), abs=0.5)
     assert losses.sum() <= at_best.sum() + 3 * math.log(n)  # the price of learning it: a few log n in total
-
-
-def test_the_strength_depends_on_the_models_own_probability() -> None:
-    """Hints of one bucket, needed where p is small and useless where it is right: two strengths, not one between."""
-    n, generator = 20_000, np.random.default_rng(0)
-    p = np.where(generator.random(n) < 0.5, 0.02, 0.8)
-    hit = generator.random(n) < np.where(p < 0.5, 0.5, 0.8)
-    result, targets = NgramHints(np.zeros(n, np.int32), np.zeros(n, np.int32)), np.where(hit, 0, 1)
-    nats = np.where(hit, -np.log(p), 1.0)
-    learned = apply_bias(nats, np.log(p), result, targets, LEARNED).mean()
-    fixed = min(biased_losses(nats, np.log(p), result.tokens, targets, beta).mean() for beta in np.arange(0, 5, 0.1))
-    assert learned < fixed - 0.05
-
-
-def test_a_text_that_repeats_itself_becomes_cheaper() -> None:
-    tokens = text(3000)
-    plain = -logp_table().numpy()[tokens[:-1], tokens[1:]].astype(np.float64)
-    fixed, learned = batched(tokens, FIXED), batched(tokens, LEARNED)
-    assert learned.mean() < fixed.mean() < plain.mean()
 
 
 def test_every_token_learned_from_is_declared_to_the_ledger() -> None:

@@ -132,11 +132,6 @@ def test_a_version_that_learns_before_it_scores_is_refused(mode_class: Any) -> N
         score_text(TooEarly(), random_text())
 
 
-def test_it_saves_where_the_model_is_too_sure(mode_class: Any) -> None:
-    tokens = random_text(161)
-    assert score_text(mode_class(0.4), tokens).mean() < score_text(mode_class(0.0), tokens).mean() - 0.01
-
-
 def test_it_has_a_name_a_table_and_flags(mode_class: Any) -> None:
     changes = {"mode": "online-temperature", "online_temperature": {"spread": 0.3}}
     settings, mode = EvaluationRequest(settings=changes).resolve(EvaluationSettings())

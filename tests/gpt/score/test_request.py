@@ -101,15 +101,3 @@ def test_a_value_that_asks_for_nothing_may_be_given_to_any_mode() -> None:
 def test_an_unknown_setting_is_named_with_the_nearest(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         EvaluationRequest(settings=changes).resolve(EvaluationSettings())
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"max_tokens": -1}, "max_tokens is -1"),
-        ({"batch_tokens": 0}, "batch_tokens is 0"),
-    ],
-)
-def test_requests_out_of_range_are_refused(change: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        EvaluationRequest(**change)

@@ -19,14 +19,13 @@ from birdie.gpt.score.mode import Scoring
 from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.modes.ttt_multi_phase import MultiPhaseMode
 from birdie.gpt.score.modes.ttt_sgd import SGDMode, SGDSettings
-from birdie.gpt.score.sgd import SGDTrainer, contiguous_ranges, cosine, split_ranges, split_windows, train_on_ranges
+from birdie.gpt.score.sgd import SGDTrainer, cosine, split_windows, train_on_ranges
 from birdie.gpt.score.ttt_documents import DocumentTrainer, RowAdamW, balanced_batches, document_queue
 from birdie.gpt.score.window_losses import per_document, sliding
 from birdie.gpt.train.banks import make_banks
 from tests.device import DEVICE
 from tests.gpt.score.references import (
     BOS,
-    DOCUMENTS,
     LENGTH,
     TwoBytes,
     documents,
@@ -143,19 +142,6 @@ def test_training_on_ranges_takes_them_in_order_as_one_text() -> None:
     assert same_weights(model, initial)
 
 
-@few
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6), st.integers(1, 30))
-def test_splitting_ranges_keeps_positions_and_order(pairs: list[tuple[int, int]], tokens: int) -> None:
-    ranges = [(first, first + count) for first, count in pairs]
-    positions = [i for span in ranges for i in range(*span)]
-    chunks = list(split_ranges(ranges, tokens))
-    assert [i for chunk in chunks for span in chunk for i in range(*span)] == positions
-    sizes = [sum(stop - first for first, stop in chunk) for chunk in chunks]
-    assert all(size == tokens for size in sizes[:-1])
-    neighbors = contiguous_ranges(np.array(positions, dtype=np.int64))
-    assert [i for span in neighbors for i in range(*span)] == positions
-
-
 def test_the_learning_rate_falls_from_one_to_zero() -> None:
     assert [cosine(i, 5) for i in range(5)] == pytest.approx([1, 0.8535534, 0.5, 0.1464466, 0])
     assert cosine(0, 1) == 1
@@ -234,16 +220,6 @@ def test_a_warm_a_continues_from_the_document_before_in_its_row() -> None:
             assert same[begin:stop].all() == (number == 0 or stop - begin <= LORA.chunk)
 
 
-def test_the_report_has_what_was_done() -> None:
-    tokens, queue = documents(), document_queue(documents(), BOS, LORA.batch_docs)
-    report = scored(tiny_gpt(), tokens, mode="ttt-lora", ttt_lora=LORA).report
-    assert report is not None
-    assert report.tokens == int(((queue.stops - queue.begins - 1) // LORA.chunk * LORA.chunk).sum())  # no last chunks
-    assert report.chunks == len(queue)
-    assert f" {len(DOCUMENTS)} documents, {report.steps} steps, {report.tokens} tokens" in report.diagnostics
-    assert "rms 0;" not in report.diagnostics
-
-
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 def test_steps_are_those_of_torch(beta1: float) -> None:
     settings = dataclasses.replace(LORA, beta1=beta1)
@@ -282,17 +258,6 @@ def test_every_position_is_in_one_document_of_the_queue(drawn: list[int], size: 
         assert begin == 0 or tokens[begin] == BOS
         assert BOS not in tokens[begin + 1 : stop]
         assert stop == len(tokens) - 1 or tokens[stop] == BOS
-
-
-@few
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 20), st.integers(0, 20))
-def test_the_cost_of_a_batch_is_the_inputs_of_its_passes(lengths: list[int], size: int, chunk: int, more: int) -> None:
-    tokens = np.concatenate([[BOS] + [2] * (n - 1) for n in lengths] + [[BOS]])
-    queue, context = document_queue(tokens, BOS, size), chunk + more
-    for number in range(len(queue)):
-        begins, stops = queue.batch(number)
-        expected = sum(min(first + chunk, context) for n in (stops - begins).tolist() for first in range(0, n, chunk))
-        assert queue.cost(number, chunk, context) == expected
 
 
 @few

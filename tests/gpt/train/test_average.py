@@ -196,17 +196,6 @@ def test_small_changes_of_bfloat16_weights_are_not_lost() -> None:
     torch.testing.assert_close(average.mean()["w"], torch.full((4,), expected), rtol=1e-6, atol=0)
 
 
-def test_without_a_term_the_last_weights_are_the_result_and_that_is_reported() -> None:
-    run = start(AverageSettings("swa", swa_every=50))
-    list(run)
-    last = weights_of(run)
-    with run.average.in_model():
-        assert equal(weights_of(run), last)
-    assert str(run.average) == "the last weights"
-    assert run.finish() == []
-    assert equal(weights_of(run), last)
-
-
 @pytest.mark.parametrize(
     ("change", "values"),
     [
@@ -364,12 +353,6 @@ def test_a_run_that_is_resumed_after_its_last_step_continues_from_the_last_weigh
 def test_averages_that_could_never_begin_or_would_be_lost_are_refused(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         Recipe(**change)
-
-
-def test_it_works_with_training_on_a_uniform_grid(recipe: Recipe, tmp_path: Path) -> None:
-    run, _, lines = finished(dataclasses.replace(recipe, qat=Qat(bits=6, tensors=("blocks.*",))), tmp_path)
-    assert [line for line in lines if line.startswith("active: average of weights")]
-    assert distance(run, load(run.export().path)) < 1e-3
 
 
 @KINDS

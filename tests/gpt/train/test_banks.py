@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.train.banks import Bank, make_banks
+from birdie.gpt.train.banks import make_banks
 from birdie.gpt.train.muon import Muon
 from birdie.gpt.train.optimizers import split_parameters
 from tests.tiny_run import LENGTH, OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings, tiny_training
@@ -19,13 +18,6 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def ids() -> torch.Tensor:
     return torch.arange(4 * LENGTH).view(4, LENGTH) % VOCAB
-
-
-def test_matrices_of_one_shape_share_a_bank_and_the_largest_comes_first() -> None:
-    """Both layers of the MLPs, queries and outputs, keys and values: the four banks of the records."""
-    shape = GPTConfig(vocab_size=40, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2, mlp_mult=3)
-    banks = make_banks(matrices(GPT(shape)))
-    assert [tuple(bank.shape) for bank in banks] == [(3, 96, 32), (3, 32, 96), (6, 32, 32), (6, 16, 32)]
 
 
 def test_every_matrix_is_a_slice_of_one_bank() -> None:
@@ -120,9 +112,3 @@ def test_a_copy_of_a_model_with_banks_is_independent() -> None:
     with torch.no_grad():
         bank.parameter.zero_()
     assert any(bool(matrices(other)[name].any()) for name in bank.names)
-
-
-def test_matrices_of_another_dtype_have_another_bank() -> None:
-    members = {"a": nn.Parameter(torch.ones(2, 3)), "b": nn.Parameter(torch.ones(2, 3, dtype=torch.float64))}
-    assert [bank.names for bank in make_banks(members)] == [("a",), ("b",)]
-    assert isinstance(make_banks({"c": nn.Parameter(torch.ones(2, 2))})[0], Bank)

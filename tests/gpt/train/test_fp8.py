@@ -2,7 +2,6 @@
 
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 from birdie.errors import ConfigError
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.model.layers import Linear
-from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.train.fp8 import fits_fp8, fp8_supported, train_in_fp8
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat
@@ -82,15 +80,6 @@ def test_it_learns_nearly_what_full_precision_learns(monkeypatch: pytest.MonkeyP
     assert sum(fp8[-10:]) == pytest.approx(sum(plain[-10:]), rel=0.01)
 
 
-@pytest.mark.nightly
-@needs_torchao
-def test_the_compiler_traces_one_graph() -> None:
-    layer, x = Layer(16, 16), torch.randn(16, 16)
-    emulate(layer)
-    compiled = torch.compile(layer.blocks[0], fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), layer.blocks[0](x))
-
-
 @needs_torchao
 @pytest.mark.parametrize("qat", [False, True])
 def test_a_model_without_a_matrix_that_fits_is_refused(qat: bool) -> None:
@@ -143,11 +132,3 @@ def test_cuda_graphs_need_a_compiled_model_on_a_gpu() -> None:
 def test_settings_out_of_range_are_refused(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
-
-
-def test_the_variable_of_the_challenge_turns_it_on_and_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text("[train]\nfp8 = true\n")
-    assert load_recipe(tmp_path / "recipe.toml").train.fp8
-    for value in ("1", "0"):
-        monkeypatch.setenv("USE_FP8", value)
-        assert load_recipe(tmp_path / "recipe.toml").train.fp8 == (value == "1")

@@ -8,16 +8,11 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError
-from birdie.gpt.run.recipe_loading import load_recipe
-from birdie.gpt.run.recipe_settings import Recipe
-from birdie.gpt.train.measured_batches import MOST, _peak_bytes, candidate_sizes, largest_that_fits, measured_size
+from birdie.gpt.train.measured_batches import _peak_bytes, largest_that_fits
 from birdie.gpt.train.micro_batches import micro_batches
 from birdie.gpt.train.plan import micro_steps
-from birdie.gpt.train.settings import TrainSettings
 from birdie.gpt.train.training import Training
 from birdie.gpt.train.training_checkpoint import load_checkpoint
-from birdie.system.context import Context
-from birdie.system.distributed import World
 from tests.tiny_run import (
     CHUNK_TOKENS,
     CHUNKS,
@@ -68,13 +63,6 @@ def test_a_step_is_cut_into_all_of_its_tokens(tokens: int, chunks: int) -> None:
         assert len(cut) == micro_steps(tiny_settings(), CHUNKS // chunks, tokens)
 
 
-def test_candidate_sizes_cut_evenly() -> None:
-    assert candidate_sizes(tiny_settings(), 1) == SIZES
-    assert candidate_sizes(tiny_settings(), 2) == [16, 32, 64]
-    settings = TrainSettings(train_batch_tokens=12 * 6 * 8, train_seq_len=8, accumulation=12)
-    assert candidate_sizes(settings, 2) == [8, 16, 24, 48, 96, 144, 288]
-
-
 def memory(limit: int) -> Any:
     """Return the needs of a device with `limit` bytes on which each token takes 100 bytes."""
 
@@ -92,26 +80,6 @@ def memory(limit: int) -> Any:
 )
 def test_the_largest_that_fits_is_taken(free: float, limit: float, expected: int) -> None:
     assert largest_that_fits(SIZES, memory(int(limit)), int(free)) == expected
-
-
-def test_auto_on_a_cpu_is_a_rule_and_is_reported() -> None:
-    lines: list[str] = []
-    run = start(lines, micro_batch_tokens="auto", iterations=1)
-    assert lines == [f"micro-batches of {STEP_TOKENS} tokens, 1 to a step on each rank (at most {MOST:,} on cpu)"]
-    assert run.micro_steps == 1
-    assert run.in_effect["micro_batch_tokens"] == STEP_TOKENS
-
-
-def test_the_rank_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_another(self: World, value: int, device: torch.device) -> int:  # noqa: ARG001
-        return max(value, -32)
-
-    monkeypatch.setattr(World, "max_int", with_another)
-    settings = tiny_settings(micro_batch_tokens="auto")
-    lines: list[str] = []
-    context = Context(torch.device("cpu"), World(0, 2), lines.append)
-    assert measured_size(tiny_model(), settings, context, saved=None) == 32
-    assert lines[0].startswith("micro-batches of 32 tokens, 2 to a step")
 
 
 def test_a_resumed_run_keeps_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +102,6 @@ def test_a_resumed_run_keeps_its_size(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_sizes_that_do_not_cut_chunks_are_refused(tokens: Any) -> None:
     with pytest.raises(ConfigError, match="micro_batch_tokens"):
         tiny_settings(train_batch_tokens=4 * 64, micro_batch_tokens=tokens)
-
-
-def test_it_is_a_setting_of_file_and_flag_alike(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text('[train]\nmicro_batch_tokens = "auto"\n')
-    recipe = load_recipe(tmp_path / "recipe.toml")
-    assert recipe.train.micro_batch_tokens == "auto"
-    assert Recipe.from_dict(recipe.to_dict()) == recipe
-    assert load_recipe(flags=["--train.micro-batch-tokens", "auto"]).train.micro_batch_tokens == "auto"
-    assert load_recipe(flags=["--train.micro-batch-tokens", "131072"]).train.micro_batch_tokens == 131_072
 
 
 def test_each_measured_size_counts_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from birdie.gpt.data.data_order import Order
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.documents import DocumentFinder
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.train.micro_batches import micro_batches
 from birdie.gpt.train.plan import StepSize, chunk_lengths, differ_within_a_rank
 from birdie.gpt.train.training import Training
@@ -146,19 +145,6 @@ def finder(order: Order) -> DocumentFinder | None:
     return DocumentFinder(BOS, CPU, packed=True) if order == "packed" else None
 
 
-def test_a_packed_chunk_is_cut_by_its_bounds(shard: Path) -> None:
-    batches = Batches([shard], batch_tokens=256, seq_len=32, accumulation=4, order="packed", bos_id=BOS)
-    for length, micro in zip(
-        (32, 8, 32, 8), micro_batches(batches, [32, 8] * 2, 0, CPU, finder("packed"), True), strict=True
-    ):
-        bounds = micro.arguments["bounds"]
-        assert bounds.longest == length
-        assert micro.ids.shape == (1, 64)
-        assert np.diff(bounds.offsets.numpy()).max() <= length
-        assert np.diff(bounds.offsets.numpy()).sum() == 64
-    batches.close()
-
-
 def test_scheduled_lengths_are_upper_bounds_and_warm_up_runs_all() -> None:
     model, lines = RecordingGPT(), list[str]()
     scheduled = {**MIXED, "seq_len_start": 2, "seq_schedule_fraction": 0.6}
@@ -216,12 +202,3 @@ def test_a_run_reports_the_lengths_of_its_ranks_before_and_after() -> None:
 def test_settings_out_of_range_are_refused(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
-
-
-def test_it_is_a_setting_of_file_flag_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "recipe.toml").write_text("[train]\nmixed_seq_lens = [1024, 256]\n")
-    assert load_recipe(tmp_path / "recipe.toml").train.mixed_seq_lens == (1024, 256)
-    flags = ["--train.mixed-seq-lens", "512", "--train.mixed-seq-lens", "128"]
-    assert load_recipe(flags=flags).train.mixed_seq_lens == (512, 128)
-    monkeypatch.setenv("MIXED_SEQ_LENS", "1024, 512")
-    assert load_recipe().train.mixed_seq_lens == (1024, 512)

@@ -74,15 +74,6 @@ def test_an_undeclared_parameter_is_refused_by_name() -> None:
         split_parameters(model)
 
 
-def test_a_parameter_in_an_unknown_group_is_refused_by_name() -> None:
-    class Odd(nn.Linear):
-        def parameter_groups(self) -> dict[str, str]:
-            return {"weight": "vectors", "bias": "scalars"}
-
-    with pytest.raises(ConfigError, match=r"'weight' .* 'vectors'"):
-        split_parameters(Odd(2, 3))
-
-
 def test_a_model_without_declarations_has_its_matrices_embeddings_and_the_rest() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(9, 4), "layer": nn.Linear(4, 6), "norm": nn.LayerNorm(6)})
     groups = {group: list(members) for group, members in split_parameters(model).items()}
@@ -91,12 +82,6 @@ def test_a_model_without_declarations_has_its_matrices_embeddings_and_the_rest()
         "embedding": ["table.weight"],
         "scalars": ["layer.bias", "norm.weight", "norm.bias"],
     }
-
-
-def test_a_frozen_parameter_needs_no_group() -> None:
-    model = small()
-    model.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
-    assert "frozen" not in {name for members in split_parameters(model).values() for name in members}
 
 
 def test_state_round_trips() -> None:
@@ -143,27 +128,3 @@ def test_state_of_another_model_is_refused(key: str, value: torch.Tensor, values
 def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OptimizerSettings(**change)
-
-
-class Repeating(torch.autograd.Function):
-    """Gives its gradient in one tensor that every backward pass overwrites, as a CUDA graph does."""
-
-    memory = torch.zeros(3)
-
-    @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.sum()
-
-    @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return Repeating.memory.fill_(float(gradient)).view(3)
-
-
-def test_gradients_survive_the_graph_that_computed_them() -> None:
-    layer = nn.Module()
-    layer.gain = nn.Parameter(torch.zeros(3))
-    optimizers_of(layer).copy_gradients()
-    for factor in (1.0, 2.0):
-        torch.autograd.backward(Repeating.apply(layer.gain) * factor)
-    assert layer.gain.grad is not None
-    assert layer.gain.grad.tolist() == [3.0, 3.0, 3.0]

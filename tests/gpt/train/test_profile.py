@@ -1,14 +1,17 @@
-"""A profile has the time of the named ranges of a step, writes a trace, and does not change the run."""
+"""Reports of a run: where a step goes, and which graphs were compiled when."""
 
 import gzip
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
+from birdie.gpt.train.compile_report import CompileReport
 from birdie.gpt.train.profile import RECORDED, profile
 from birdie.gpt.train.training import Training
-from birdie.system.ranges import named_range
 from tests.tiny_run import CHUNK_TOKENS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 CPU = torch.device("cpu")
@@ -17,10 +20,6 @@ CPU = torch.device("cpu")
 def start(**changes: int) -> Training:
     settings = tiny_settings(accumulation=1, train_batch_tokens=CHUNK_TOKENS, **changes)
     return tiny_training(tiny_model(), TinyBatches(), settings)
-
-
-def test_without_a_profiler_a_range_is_nothing() -> None:
-    assert named_range("a") is named_range("b")
 
 
 def test_a_profiled_run_is_the_same_run(tmp_path: Path) -> None:
@@ -50,3 +49,44 @@ def test_a_requested_stop_ends_the_profile(tmp_path: Path) -> None:
     assert list(run) == []
     assert run.interrupted
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch.compile trace and count graphs without compiling them."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("graphs_only")
+def test_a_compiled_run_compiles_only_before_its_clock() -> None:
+    lines: list[str] = []
+    run = tiny_training(
+        tiny_model(num_layers=1), TinyBatches(), tiny_settings(warmup_steps=2, iterations=2, compile=True)
+    )
+    report = CompileReport(lines.append)
+    run.warm_up()
+    report.end_warmup()
+    losses = [step.loss for step in run]
+    report.end_run()
+    assert report.late_graphs == 0
+    assert lines == [
+        "torch.compile: 1 graph compiled before the clock",
+        "active: torch.compile: no graph compiled inside the clock",
+    ]
+    plain = tiny_training(tiny_model(num_layers=1), TinyBatches(), tiny_settings(iterations=2))
+    assert losses == pytest.approx([step.loss for step in plain], abs=1e-5)
+
+
+@pytest.mark.usefixtures("graphs_only")
+def test_a_graph_inside_the_clock_is_reported() -> None:
+    lines: list[str] = []
+    report = CompileReport(lines.append)
+    report.end_warmup()
+    settings = tiny_settings(warmup_steps=0, iterations=2, compile=True)
+    list(tiny_training(tiny_model(num_layers=1), TinyBatches(), settings))
+    report.end_run()
+    assert report.late_graphs == 2
+    assert "2 graphs compiled inside the clock; more warmup_steps" in lines[-1]

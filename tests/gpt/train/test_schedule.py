@@ -1,16 +1,20 @@
-"""The schedules start, end and fall as documented, measured in steps and in time."""
+"""Schedules: of rates, of sizes, and of the bandit that multiplies a rate."""
 
+import json
+import random
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, WeightsError
+from birdie.gpt.train.bandit import Bandit
 from birdie.gpt.train.plan import decay_multiplier, fraction_done, muon_momentum
 from birdie.gpt.train.plan import lr_multiplier as scheduled
-from birdie.gpt.train.settings import TrainSettings
+from birdie.gpt.train.settings import BanditSettings, TrainSettings
 from birdie.gpt.train.training import Training
 from tests.tiny_run import CHUNK_TOKENS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
@@ -141,12 +145,6 @@ def test_a_warmdown_fraction_ends_with_the_run_by_steps_or_by_time() -> None:
     assert factors == pytest.approx([1, 1, 0.5, 0])
 
 
-def test_a_warmdown_fraction_is_of_the_forced_steps() -> None:
-    settings = tiny_settings(iterations=1000, force_stop_step=100, warmdown_fraction=0.5, max_wallclock_seconds=9.0)
-    assert [scheduled(settings, step, 1e9) for step in (0, 50, 75, 100)] == pytest.approx([1, 1, 0.5, 0])
-    assert [fraction_done(settings, step, 1e9) for step in (0, 50, 100)] == pytest.approx([0, 0.5, 1])
-
-
 def test_the_fraction_done_is_of_steps_or_time_whichever_is_larger() -> None:
     settings = tiny_settings(iterations=100, max_wallclock_seconds=10.0)
     assert fraction_done(settings, 50, 1000.0) == 0.5
@@ -168,3 +166,69 @@ def test_the_fraction_done_is_of_steps_or_time_whichever_is_larger() -> None:
 def test_impossible_schedules_are_refused(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
+
+
+ON = BanditSettings(every=2)
+
+
+def start(bandit: BanditSettings | None, seed: int = 0, **changes: Any) -> Training:
+    return tiny_training(tiny_model(seed), TinyBatches(), tiny_settings(**changes), bandit=bandit)
+
+
+def play(bandit: Bandit, gains: dict[float, float], steps: int, noise: float = 0.0) -> list[float]:
+    """Let `bandit` act on losses that each step at a factor lowers by its gain; return the chosen factors."""
+    generator, loss, factors = random.Random(1), 10.0, []
+    for _ in range(steps):
+        factor = bandit.factor()
+        factors.append(factor)
+        bandit.observe(loss + noise * generator.gauss(0, 1))
+        loss -= gains[factor]
+    return factors
+
+
+def test_it_finds_the_best_factor() -> None:
+    factors = play(Bandit(BanditSettings(every=1), 0), {0.7: 0.01, 1.0: 0.02, 1.4: 0.03}, 400, noise=0.005)
+    assert factors[200:].count(1.4) > 150
+
+
+def test_a_choice_holds_for_its_window_and_multiplies_the_schedule() -> None:
+    steps = list(start(BanditSettings(every=3, factors=(0.5, 2.0)), iterations=12, warmdown_iters=0))
+    factors = [step.lr_multiplier for step in steps]
+    assert set(factors) == {0.5, 2.0}
+    assert all(len(set(factors[at : at + 3])) == 1 for at in range(0, 12, 3))
+
+
+def test_it_is_decided_by_seed_and_losses_alone() -> None:
+    state = torch.get_rng_state()
+    gains = {0.7: 0.01, 1.0: 0.02, 1.4: 0.03}
+    one, same, other = (play(Bandit(ON, seed), gains, 60, noise=0.02) for seed in (0, 0, 1))
+    assert one == same != other
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_state_of_other_factors_is_ignored_and_a_broken_one_refused() -> None:
+    bandit = Bandit(ON, 0)
+    play(bandit, {0.7: 0.01, 1.0: 0.02, 1.4: 0.03}, 11)
+    state = json.loads(json.dumps(bandit.state()))
+    assert sum(state["chosen"]) == 6
+    other = Bandit(BanditSettings(every=2, factors=(0.5, 1.0)), 0)
+    other.load_state(state)
+    assert other.counts == [0, 0]
+    del state["sum"]
+    with pytest.raises(WeightsError, match="bandit"):
+        bandit.load_state(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        ({"every": -1}, "bandit every is -1"),
+        ({"factors": (1.0,)}, r"\(1\.0"),
+        ({"factors": (1.0, 1.0)}, r"\(1\.0"),
+        ({"factors": (0.0, 1.0)}, r"\(0\.0, 1\.0\)"),
+        ({"discount": 0.0}, "bandit discount is 0.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, Any], values: str) -> None:
+    with pytest.raises(ConfigError, match=values):
+        BanditSettings(**change)

@@ -70,12 +70,6 @@ def test_lengths_double_and_the_last_begins_at_its_fraction() -> None:
     assert plan_of().size(0) == StepSize(LENGTH, CHUNKS)
 
 
-def test_a_fraction_of_0_is_no_schedule() -> None:
-    schedule = plan_of(seq_len_start=4, seq_schedule_fraction=0)
-    assert schedule.size(0).length == LENGTH
-    assert schedule.changes == ()
-
-
 @given(
     start=st.integers(1, 12),
     times=st.integers(1, 12),
@@ -105,11 +99,6 @@ def test_sizes_only_grow_and_divide_evenly(
     assert schedule.size(1.0) == StepSize(length, chunks)
     visited = {schedule.size(fraction) for fraction in (0.0, *schedule.changes, 1.0)}
     assert set(sizes) <= visited
-
-
-@pytest.mark.parametrize("steps", range(1, 9))
-def test_without_changes_warm_up_is_half_early_and_half_late(steps: int) -> None:
-    assert warmup_fractions((), steps) == [float(2 * done > steps + 1) for done in range(1, steps + 1)]
 
 
 @given(st.lists(st.floats(0, 1), max_size=6), st.integers(1, 30))
@@ -205,8 +194,3 @@ def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
-
-
-def test_ranks_must_divide_the_chunks_of_the_first_steps() -> None:
-    with pytest.raises(ConfigError, match=r"batch_tokens_start 32 .* 2 ranks .* 64"):
-        Plan(tiny_settings(batch_tokens_start=32), OPTIMIZERS, ranks=2)

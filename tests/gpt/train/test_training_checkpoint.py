@@ -123,12 +123,6 @@ def test_changed_settings_are_reported(tmp_path: Path) -> None:
     assert lines == ["resuming with matrix_lr = 0.5; the checkpoint was trained with 0.02"]
 
 
-def test_notes_of_the_caller_round_trip(tmp_path: Path) -> None:
-    about = {"tokenizer": "abc", "model": {"num_layers": 3, "tied": True, "softcap": None}}
-    save_checkpoint(tmp_path, tiny_training(tiny_model(), TinyBatches(), tiny_settings()).checkpoint(about))
-    assert load_checkpoint(tmp_path).about == about
-
-
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_newest_checkpoints_are_kept(keep: int, tmp_path: Path) -> None:
     run = start(iterations=4)
@@ -296,15 +290,6 @@ def test_ranks_that_see_different_checkpoints_do_not_resume(tmp_path: Path) -> N
         require_same_checkpoint(checkpoint, tmp_path, Different(0, 2))
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run = start()
-    for step in run:
-        save(run, Path(sys.argv[1]))
-        sys.stdout.write(f"{step.number}\n")
-        sys.stdout.flush()
-
-
 def test_the_generator_of_a_gpu_that_the_run_does_not_use_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("this would start CUDA")
@@ -316,6 +301,15 @@ def test_the_generator_of_a_gpu_that_the_run_does_not_use_is_left_alone(monkeypa
     states = rng_state()
     assert states.keys() == {"cpu"}
     set_rng_state({**states, "cuda": states["cpu"]})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run = start()
+    for step in run:
+        save(run, Path(sys.argv[1]))
+        sys.stdout.write(f"{step.number}\n")
+        sys.stdout.flush()
 
 
 def test_the_generator_of_the_gpu_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

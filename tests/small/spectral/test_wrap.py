@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ConfigError, WeightsError
-from birdie.small.spectral.wrap import leaky_floor, quantization_loss, remove, spectral, wrapped
+from birdie.small.spectral.wrap import quantization_loss, remove, spectral, wrapped
 from tests.nightly import mostly_nightly
 
 
@@ -220,14 +220,6 @@ def test_evaluation_is_the_same_whatever_training_sees(rounding: str) -> None:
     for layer in wrapped(model):
         scale = layer.weight.spread(layer.weight.steps()[0])
         assert torch.equal(getattr(layer.module, layer.attribute), layer.weight.symbols(layer.original) * scale)
-
-
-def test_the_leaky_floor_leaks() -> None:
-    x = torch.tensor([-1.5, -0.25, 0.0, 0.75, 2.5], requires_grad=True)
-    floored = leaky_floor(x, m=0.1)
-    torch.testing.assert_close(floored, x.detach().floor() + 0.1 * (x.detach() - x.detach().floor()))
-    floored.sum().backward()
-    torch.testing.assert_close(x.grad, torch.full((5,), 0.1))
 
 
 def test_zeros_and_constants_are_wrapped_like_anything() -> None:
