@@ -205,7 +205,7 @@ def test_the_example_of_a_scheme_meets_a_budget(
     run_example: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "bytes=" in run_example("own_scheme.py")
+    assert "bits per weight" in run_example("own_scheme.py")
     assert 29_900 <= (tmp_path / "squares.birdie").stat().st_size <= 30_000
 
 

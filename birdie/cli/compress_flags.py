@@ -17,15 +17,15 @@ _CHAIN = Excludes(
     "full_every", (*_LOSSY, "base", "weights_only", "key", "keep", "dry_run"), "stores checkpoints of a run losslessly"
 )
 RULES: tuple[Rule, ...] = (
+    Needs("model", ("own_data",), "builds the module to calibrate"),
+    Needs("own_data", ("model",), "is for a model of your own"),
+    Needs("loss", ("own_data",), "is of the batches"),
+    Excludes("model", ("calibrate", "calibration_data", "calibration_tokens", "lossless"), "has its own data"),
     *COMBINATIONS,
     _CHAIN,
     Needs("offload", ("data",), "is about a calibration"),
     Needs("calibration_data", ("data",), "is about a calibration"),
     Needs("calibration_tokens", ("data",), "is about a calibration"),
-    Needs("model", ("own_data",), "builds the module to calibrate"),
-    Needs("own_data", ("model",), "is for a model of your own"),
-    Needs("loss", ("own_data",), "is of the batches"),
-    Excludes("model", ("calibrate", "calibration_data", "calibration_tokens", "lossless"), "has its own data"),
     Excludes("tune", ("offload",), "keeps the complete model in memory"),
     Excludes("dry_run", ("quality", "tune", "base"), "has no forecast of that"),
 )

@@ -6,8 +6,8 @@ from birdie.checkpoints import has_views
 from birdie.entropy import NAMES as CODERS
 from birdie.system.outputs import Source
 
-SCHEMES = {number: name for number, name in OWN.items() if name not in ("spectral", "tucker")}
-"""Number → name of the schemes in page.wasm, which leaves out the largest two to be small; it has every coder."""
+SCHEMES = {number: name for number, name in OWN.items() if number <= 8}
+"""Number → name of the schemes in page.wasm, those up to lowrank (BIRDIE_SMALL in birdie.c); it has every coder."""
 
 
 def unsupported(source: Source | bytes) -> str | None:

@@ -144,7 +144,7 @@ def test_the_command_shows_a_table_and_writes_nothing(tmp_path: Path, capsys: py
     ("flags", "message"),
     [
         ([], "add -o FILE.birdie, or --dry-run"),
-        (["--dry-run", "--budget", "0"], "out of range"),
+        (["--dry-run", "--budget", "0"], "from 1 up"),
     ],
 )
 def test_what_has_no_forecast_is_said(

@@ -23,6 +23,7 @@ SHARED = {  # modules without a command of their own
         "command",
         "crowd_torch",
         "curves",
+        "divergence",
         "gpu_checks",
         "lossy_rivals",
         "networks",
@@ -78,7 +79,7 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
     ),
 }
 OTHERS = {"architectures", "bench_model", "gpu"}  # in their own tests
-FETCHED = {"crowd"}  # takes networks that `make crowd` fetches
+FETCHED = {"crowd", "onnx_sizes"}  # takes networks that `make crowd` fetches
 
 
 def test_every_benchmark_has_a_case() -> None:

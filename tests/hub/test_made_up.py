@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import birdie
-from birdie.artifact import saving as save_module
+from birdie.artifact import coded_file
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -99,7 +99,7 @@ def test_what_fails_only_as_the_file_is_made_is_one_line_too(
             raise errors.pop()
         return real(*arguments, **settings)
 
-    monkeypatch.setattr(save_module, "fit", failing_once)
+    monkeypatch.setattr(coded_file, "fit", failing_once)
     assert compress(llama, tmp_path / "m.birdie", capsys) == "not calibrated: RuntimeError: a foreign forward"
     assert len(birdie.load(tmp_path / "m.birdie")) == len(open_checkpoint(llama).content)
 
