@@ -27,7 +27,7 @@ from birdie.system.files import atomic_path
 from birdie.system.outputs import Kind, require_output, require_output_folder
 
 if TYPE_CHECKING:
-    from birdie.artifact import Summary
+    from birdie.artifact import Limits, Summary
 
 GROUP = "Compress"
 
@@ -52,6 +52,10 @@ def command(
     ],
     overwrite: Overwrite = False,
     step: Annotated[int | None, Parameter(help="Of the folder of a chain: step of the checkpoint to restore.")] = None,
+    only: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="Name of a tensor, or pattern of names, to write alone into the file; repeatable."),
+    ] = None,
     max_shard_size: Annotated[
         str | None,
         Parameter(
@@ -99,6 +103,9 @@ def command(
 
     limit, link = None if max_size is None else parse_size(max_size), ""
     limits = Limits(base=base, max_bytes=limit, max_operations=max_operations, schemes=schemes)
+    if only:
+        _write_some(file, output, only, limits, overwrite=overwrite, json=json)
+        return
     if is_link(file):
         link = read_link(file).name
         if base is not None:
@@ -158,6 +165,33 @@ def command(
     facts: dict[str, Any] = {"bytes": total, "tensors": tensors, "written": "folder" if form == "folder" else "file"}
     facts |= {"left_out": [*left_out, *hidden]}
     print_written(target, f"{tensors} tensors, {size(total)}, as {what}", facts, left, as_json=json)
+
+
+def _write_some(
+    file: Path, output: str, names: Sequence[str], limits: "Limits", *, overwrite: bool, json: bool
+) -> None:
+    """Write some tensors of a file, and nothing else of it."""
+    from safetensors.torch import save_file
+
+    from birdie.artifact import form_of, inspect, load
+
+    form, target = form_of(output, from_folder=False), Path(output)
+    if form not in _KINDS:
+        raise ConfigError(
+            f"--only writes tensors into one file, and {output} is none; end its name in .safetensors or .pt"
+        )
+    target = require_output(target, [file], kind=_KINDS[form], overwrite=overwrite)
+    with compiling_notice():
+        state = load(file, names=names, **vars(limits))
+    with atomic_path(target) as path:
+        if form == "safetensors":
+            save_file({name: tensor.clone() for name, tensor in state.items()}, path)  # no two share memory there
+        else:
+            _write(state, path, packed=form == "ptz")
+    total, count = target.stat().st_size, len(inspect(file).tensors)
+    facts = {"bytes": total, "tensors": len(state), "written": "file", "left_out": [f"{count - len(state)} tensors"]}
+    text = f"{len(state)} of {count} tensors, {size(total)}, as a file, {_KINDS[form].name}"
+    print_written(target, text, facts, [], as_json=json)
 
 
 def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Sequence[str], str]:

@@ -260,3 +260,21 @@ def test_a_link_of_a_chain_is_written_under_any_name_of_its_kind(
     assert (code, answer["left_out"]) == (0, ["all that is no tensor"])
     code, answer = ask("decompress", "chain", "--step", 60, "-o", "s60.ptz")
     assert (code, "bit for bit" in answer["error"]["message"]) == (1, True)
+
+
+def test_named_tensors_alone_are_written(
+    tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensor = torch.arange(6.0).view(2, 3)
+    state = {"head.weight": tensor, "head.bias": torch.ones(2), "tied": tensor, "body.weight": torch.zeros(4, 4)}
+    file = tmp_path / "x.birdie"
+    birdie.save(state, file, lossless=True)
+    for name in ("part.safetensors", "part.pt"):
+        command = ["decompress", str(file), "-o", str(tmp_path / name), "--only", "head.*", "--only", "tied"]
+        assert run(build_app, command) == 0
+        part = load_file(tmp_path / name) if name.endswith("safetensors") else torch.load(tmp_path / name)
+        assert part.keys() == {"head.weight", "head.bias", "tied"}
+        assert all(torch.equal(part[name], state[name]) for name in part)
+    capsys.readouterr()
+    assert "one file" in refused("decompress", file, "-o", tmp_path / "folder", "--only", "tied", kind="ConfigError")
+    refused("decompress", file, "-o", tmp_path / "y.pt", "--only", "tail.*", kind="ArtifactError")
