@@ -24,6 +24,7 @@ from birdie.compress.tensors import REAL_DTYPES
 from birdie.errors import BudgetError
 
 _MENTIONED = 10  # what no budget makes smaller is named in an error if it takes this fraction (1/10) of the budget
+_DATA = ", or calibrate on data, which reaches less (calibration=…, --calibrate, --model and --data)"
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
 
@@ -93,7 +94,8 @@ def _fitted(
     except BudgetError as error:
         if budget is None:
             raise
-        raise BudgetError(f"{error}{_fixed_shares(jobs, encoder, budget)}") from error
+        data = "" if known is not None or measure is not None else _DATA
+        raise BudgetError(f"{error}{data}{_fixed_shares(jobs, encoder, budget)}") from error
 
 
 def _jobs(assignment: Assignment, encoder: Encoder, known: CalibrationResult | None) -> Jobs:

@@ -279,7 +279,7 @@ class _Search:
         if fit.bytes > self.budget:
             raise BudgetError(
                 f"budget {self.budget:,} bytes cannot be met: the smallest file takes {fit.bytes:,} bytes, with "
-                "the coarsest scales possible; allow a few more than that, or pin fewer tensors to fine schemes"
+                "the coarsest scales possible; allow a few more than that"
             )
         return fit
 
