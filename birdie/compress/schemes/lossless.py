@@ -573,7 +573,16 @@ def _matches(weight: Tensor, other: Encoded) -> Encoded | None:
 def _plane_bits(words: Bits, dtype: torch.dtype) -> float:
     """Return the entropy of the bit planes of words (n,), in bits for all of them."""
     planes = split(words[None], FORMATS[dtype][0])
-    return sum(_entropy_bits(np.unique(plane, return_counts=True)[1]) for plane in planes)
+    return sum(_entropy_bits(_counts(plane)) for plane in planes)
+
+
+def _counts(plane: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return how often each value occurs, in the order of the values."""
+    if plane.dtype.itemsize > 2:
+        _, counts = np.unique(plane, return_counts=True)
+        return counts
+    values = plane.reshape(-1).astype(np.int64)
+    return np.bincount(values - int(values.min()))
 
 
 def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
