@@ -579,7 +579,7 @@ def _plane_bits(words: Bits, dtype: torch.dtype) -> float:
 def _counts(plane: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return how often each value occurs, in the order of the values."""
     if plane.dtype.itemsize > 2:
-        _, counts = np.unique(plane, return_counts=True)
+        counts: NDArray[np.int64] = np.unique(plane, return_counts=True)[1]
         return counts
     values = plane.reshape(-1).astype(np.int64)
     return np.bincount(values - int(values.min()))
