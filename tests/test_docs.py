@@ -126,8 +126,8 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
         exec(compile(source, page, "exec"), names)
 
 
-def test_the_readme_shows_ten_commands() -> None:
-    assert len({line.split()[0] for line in command_lines("README.md")}) == 10
+def test_the_readme_shows_eleven_commands() -> None:
+    assert len({line.split()[0] for line in command_lines("README.md")}) == 11
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if command_lines(page)])
