@@ -46,11 +46,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """Address at which the example is served, as `python -m http.server` does."""
+    """Address at which the example is served, as `python -m http.server` does, but without caches."""
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
+
+        def end_headers(self) -> None:  # the dates of files have seconds, in which a model is replaced
+            self.send_header("Cache-Control", "no-store")
+            super().end_headers()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
