@@ -250,3 +250,12 @@ def test_entry_points_import_nothing_heavy(statements: list[str], absent: set[st
     process = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stdout == "".join(f"{statement} []\n" for statement in statements)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    where: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}

@@ -40,7 +40,7 @@ _RECORD = "measured.json"
 
 
 @dataclass(frozen=True, slots=True)
-class CurvePoint:
+class SizePoint:
     """A file of a curve.
 
     Attributes:
@@ -67,13 +67,13 @@ class Curve:
         floor: a budget that no file meets, if one was tried: bytes, or None.
     """
 
-    points: tuple[CurvePoint, ...]
+    points: tuple[SizePoint, ...]
     float_value: float
     at_least: float | None = None
     floor: int | None = None
 
     @property
-    def smallest(self) -> CurvePoint | None:
+    def smallest(self) -> SizePoint | None:
         """The smallest file that was measured and holds `at_least`; None if there is none."""
         if self.at_least is None:
             return None
@@ -147,7 +147,7 @@ def curve(
     scheme: Any = None,
     effort: Any = "auto",
     folder: Source | None = None,
-    progress: Callable[[CurvePoint], None] | None = None,
+    progress: Callable[[SizePoint], None] | None = None,
 ) -> Curve:
     """Measure files of several sizes by a metric of one's own, or search for the smallest that holds a value of it.
 
@@ -184,7 +184,7 @@ def curve(
     if isinstance(calibration, tuple | list):
         calibration = calibrate(*calibration)
     options = SaveOptions(scheme=scheme, effort=effort, calibration=calibration)
-    files = _Files(unwrapped(model), metric, options, _Measured(folder), progress)
+    files = _Files(unwrapped(model), metric, options, _Record(folder), progress)
     value = files.value_of(model)
     if at_least is None:
         budgets = [size_of("sizes", size) for size in sizes or ()] or [files.bytes_of(bits) for bits in BITS]
@@ -218,7 +218,7 @@ def _search(files: "_Files", at_least: float) -> None:
             fails = middle
 
 
-class _Measured:
+class _Record:
     """Values by the digest of a file, kept in a folder if there is one."""
 
     def __init__(self, folder: Source | None) -> None:
@@ -249,12 +249,12 @@ class _Files:
         model: nn.Module,
         metric: Metric,
         options: SaveOptions,
-        measured: _Measured,
-        progress: Callable[[CurvePoint], None] | None,
+        measured: _Record,
+        progress: Callable[[SizePoint], None] | None,
     ) -> None:
         self.model, self.metric, self.options = model, metric, options
         self.measured, self.progress = measured, progress
-        self.points: dict[int, CurvePoint] = {}
+        self.points: dict[int, SizePoint] = {}
         self.floor: int | None = None
         self._copy = copy.deepcopy(model)
         self._weights = sum(map(count_reals, ModelState.of(model).tensors.values()))
@@ -265,12 +265,16 @@ class _Files:
 
     def value_of(self, module: nn.Module) -> float:
         """Return the metric of a module."""
-        value = float(self.metric(module))
+        try:
+            value = float(self.metric(module))
+        except Exception as error:  # whatever the code raises
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ConfigError(f"the metric failed ({reason}); it takes a module and returns a number") from error
         if math.isnan(value):
             raise ConfigError("the metric is not a number; return one, the higher the better")
         return value
 
-    def point(self, budget: int) -> CurvePoint | None:
+    def point(self, budget: int) -> SizePoint | None:
         """Return the file of a budget; None if none is as small."""
         if budget in self.points:
             return self.points[budget]
@@ -284,7 +288,7 @@ class _Files:
             return None
         data = file.getvalue()
         value = self.measured(data, lambda: self._decoded(data))
-        self.points[budget] = CurvePoint(budget, summary.bytes, summary.bits_per_weight, value)
+        self.points[budget] = SizePoint(budget, summary.bytes, summary.bits_per_weight, value)
         if self.progress is not None:
             self.progress(self.points[budget])
         return self.points[budget]

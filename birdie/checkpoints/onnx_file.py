@@ -35,7 +35,7 @@ _GAP = 1 << 16  # bytes of a file between tensors that are stored as a tensor
 _MOST_NUMBER = 19  # digits
 
 
-class Piece(NamedTuple):
+class GraphPart(NamedTuple):
     """A tensor in a file.
 
     Attributes:
@@ -109,7 +109,7 @@ def read_onnx(path: Path) -> OnnxModel:
     except ValueError as error:
         raise WeightsError(f"{path} is not a complete ONNX file ({error}); copy or export it again") from error
     names, files = _Names(), {path.name: (path, data)}
-    pieces: dict[str, list[Piece]] = {}
+    pieces: dict[str, list[GraphPart]] = {}
     for where, spans in _spans(path, graph, files, names).items():
         apart = _apart(sorted(spans), where, names)
         pieces[where] = [*apart] if where == path.name else [*_complete(apart, where, names, len(files[where][1]))]
@@ -118,9 +118,9 @@ def read_onnx(path: Path) -> OnnxModel:
 
 def _spans(
     path: Path, graph: OnnxGraph, files: dict[str, tuple[Path, Tensor]], names: "_Names"
-) -> dict[str, list[Piece]]:
+) -> dict[str, list[GraphPart]]:
     """Return where tensors lie in the files of a model; files of external data are added to `files`."""
-    spans: dict[str, list[Piece]] = {path.name: []}
+    spans: dict[str, list[GraphPart]] = {path.name: []}
     for tensor in graph.tensors:
         where = _location(tensor, path) if tensor.external else path.name
         if where not in files:
@@ -137,7 +137,7 @@ def _spans(
 
 
 def _in_parts(
-    path: Path, graph: OnnxGraph, files: Mapping[str, tuple[Path, Tensor]], pieces: Mapping[str, list[Piece]]
+    path: Path, graph: OnnxGraph, files: Mapping[str, tuple[Path, Tensor]], pieces: Mapping[str, list[GraphPart]]
 ) -> OnnxModel:
     """Return the model whose files have these pieces."""
     users = GraphUses(graph, str(path))
@@ -214,13 +214,13 @@ def _least(tensor: OnnxTensor) -> int:
     return LEAST if dtype is not None and dtype.is_floating_point else LEAST_EXACT
 
 
-def _piece(tensor: OnnxTensor, start: int, end: int, names: "_Names") -> Piece:
+def _piece(tensor: OnnxTensor, start: int, end: int, names: "_Names") -> GraphPart:
     dtype, shape = DTYPES.get(tensor.kind, torch.uint8), tensor.shape
     if prod(shape) * dtype.itemsize != end - start:  # several elements in a byte: rows of bytes, if they are complete
         shape = (*shape[:-1], (end - start) // prod(shape[:-1])) if (end - start) % prod(shape[:-1]) == 0 else ()
     if len(shape) > MAX_DIMS or prod(shape) * dtype.itemsize != end - start:
         shape, dtype = (end - start,), torch.uint8
-    return Piece(start, end, names.new(tensor.name), shape, dtype, (tensor,))
+    return GraphPart(start, end, names.new(tensor.name), shape, dtype, (tensor,))
 
 
 class _Names:
@@ -240,9 +240,9 @@ class _Names:
         return unique
 
 
-def _apart(pieces: list[Piece], where: str, names: _Names) -> Iterator[Piece]:
+def _apart(pieces: list[GraphPart], where: str, names: _Names) -> Iterator[GraphPart]:
     """Yield pieces in their order, one for several of the same bytes and kind; others that overlap become bytes."""
-    group: list[Piece] = []
+    group: list[GraphPart] = []
     for piece in [*pieces, None]:
         if group and (piece is None or piece.start >= max(one.end for one in group)):
             first, end = group[0], max(one.end for one in group)
@@ -254,7 +254,7 @@ def _apart(pieces: list[Piece], where: str, names: _Names) -> Iterator[Piece]:
             group.append(piece)
 
 
-def _complete(pieces: Iterator[Piece], where: str, names: _Names, size: int) -> Iterator[Piece]:
+def _complete(pieces: Iterator[GraphPart], where: str, names: _Names, size: int) -> Iterator[GraphPart]:
     """Yield pieces, and as pieces also what of an external file is used by no tensor and is large."""
     end = 0
     for piece in [*pieces, None]:
@@ -266,8 +266,8 @@ def _complete(pieces: Iterator[Piece], where: str, names: _Names, size: int) -> 
             end = piece.end
 
 
-def _bytes(start: int, end: int, where: str, names: _Names) -> Piece:
-    return Piece(start, end, names.new(f"{where}@{start}"), (end - start,), torch.uint8)
+def _bytes(start: int, end: int, where: str, names: _Names) -> GraphPart:
+    return GraphPart(start, end, names.new(f"{where}@{start}"), (end - start,), torch.uint8)
 
 
 def _axes(dims: int, swapped: str) -> list[int]:
@@ -279,7 +279,7 @@ def _axes(dims: int, swapped: str) -> list[int]:
     return axes
 
 
-def _tensor(data: Tensor, piece: Piece) -> Tensor:
+def _tensor(data: Tensor, piece: GraphPart) -> Tensor:
     part = data[piece.start : piece.end]
     if (data.data_ptr() + piece.start) % piece.dtype.itemsize:  # torch reads aligned words only
         part = part.clone()

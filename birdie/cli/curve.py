@@ -8,10 +8,12 @@ from cyclopts import Parameter
 from birdie.cli.console import Json, compiling_notice, log, print_json, print_line
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
+from birdie.system.figures import image_path
+from birdie.system.outputs import require_writable
 from birdie.system.own_code import imported
 
 if TYPE_CHECKING:
-    from birdie.artifact import CurvePoint
+    from birdie.artifact import SizePoint
 
 GROUP = "Compress"
 
@@ -56,6 +58,8 @@ def command(
     if loss is not None and data is None:
         raise ConfigError("--loss is of the batches; add --data, or drop it")
     measure = imported("--metric", metric)
+    if plot is not None:  # before the long work
+        require_writable(image_path(plot).parent)
     source = open_checkpoint(checkpoint)
     network = OnOwnModel(Request(source.path, code=OwnCode(model, data, loss)))
     with source.mapped():
@@ -83,5 +87,5 @@ def command(
         print_line(f"write it: birdie compress {checkpoint} -o {name} --budget {result.smallest.budget}{calibration}")
 
 
-def _line(point: "CurvePoint") -> str:
+def _line(point: "SizePoint") -> str:
     return f"{point.bytes:,} B, {point.bits:.2f} bits a weight: {point.value:.6g}"

@@ -65,7 +65,7 @@ def calibrate(
         count = held_out_batches(len(samples))
         used, apart = (samples[:-count], samples[-count:]) if count else (samples, samples)
         runs = _ProductRuns(path, parts, Path(folder))
-        measured = OutputError(parts, apart)
+        measured = OutputDifference(parts, apart)
         names = runs.products.names
 
         def report(done: int) -> None:
@@ -155,7 +155,7 @@ def _listed(names: Mapping[str, Any]) -> str:
 
 
 @dataclass(slots=True)
-class OutputError:
+class OutputDifference:
     """Squared error of the outputs of a model with other weights, over their variance.
 
     Attributes:
@@ -228,7 +228,7 @@ class _Probe:
 
     module: nn.Module
     names: Sequence[str]
-    error: OutputError
+    error: OutputDifference
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         weights = {self.names[int(key.rpartition(".")[2])]: tensor for key, tensor in state.items()}

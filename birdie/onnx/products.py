@@ -22,7 +22,7 @@ Values = Mapping[str, Any]
 """Name in the graph → array."""
 
 
-class Product(NamedTuple):
+class GraphProduct(NamedTuple):
     """A product of a weight.
 
     Attributes:
@@ -47,7 +47,7 @@ class Products(nn.Module):
         names: of the weights, in the order of the module's parameters, which are called 0, 1, ….
     """
 
-    def __init__(self, model: OnnxModel, products: list[Product]) -> None:
+    def __init__(self, model: OnnxModel, products: list[GraphProduct]) -> None:
         super().__init__()
         self.products = products
         self.names = list(dict.fromkeys(product.weight for product in products))
@@ -68,7 +68,7 @@ class Products(nn.Module):
         return list(dict.fromkeys(product.source for product in self.products))
 
 
-def products_of(graph: Any, model: OnnxModel) -> list[Product]:
+def products_of(graph: Any, model: OnnxModel) -> list[GraphProduct]:
     """Return the products of the main graph; outputs of recurrent nodes that have no name get one.
 
     Args:
@@ -89,7 +89,7 @@ def products_of(graph: Any, model: OnnxModel) -> list[Product]:
     return [product for number, node in enumerate(graph.node) for product in _of_node(node, weight, number)]
 
 
-def _of_node(node: Any, weight: Callable[[str], str | None], number: int) -> Iterator[Product]:
+def _of_node(node: Any, weight: Callable[[str], str | None], number: int) -> Iterator[GraphProduct]:
     names = [weight(name) for name in node.input]
     options = {one.name: one for one in node.attribute}
     if node.op_type in ("MatMul", "Gemm", "FusedMatMul"):
@@ -98,20 +98,20 @@ def _of_node(node: Any, weight: Callable[[str], str | None], number: int) -> Ite
             if name is not None and names[other] is None:
                 flag = options.get("transB" if other else "transA")
                 is_turned = (other == 1) != bool(flag is not None and flag.i)
-                yield Product(name, node.input[other], _turned_product if is_turned else _product)
+                yield GraphProduct(name, node.input[other], _turned_product if is_turned else _product)
     elif node.op_type == "Conv" and names[1] is not None:
-        yield Product(names[1], node.input[0], lambda x, w: _convolution(x, w, options))
+        yield GraphProduct(names[1], node.input[0], lambda x, w: _convolution(x, w, options))
     elif node.op_type == "Gather" and names[0] is not None and not (options.get("axis") and options["axis"].i):
-        yield Product(names[0], node.input[1], lambda ids, w: F.embedding(ids.long() % len(w), w))
+        yield GraphProduct(names[0], node.input[1], lambda ids, w: F.embedding(ids.long() % len(w), w))
     elif node.op_type in ("LSTM", "GRU", "RNN"):
         if names[1] is not None:
-            yield Product(names[1], node.input[0], _product)
+            yield GraphProduct(names[1], node.input[0], _product)
         if names[2] is not None:
             if not node.output or not node.output[0]:
                 rest = list(node.output)[1:]
                 del node.output[:]
                 node.output.extend([f"birdie/states/{number}", *rest])
-            yield Product(names[2], node.output[0], _product)
+            yield GraphProduct(names[2], node.output[0], _product)
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -87,6 +87,8 @@ def test_what_cannot_be_is_one_sentence(model: nn.Module, tmp_path: Path) -> Non
         birdie.curve(model, lambda _: 1.0, at_least=2)
     with pytest.raises(ConfigError, match="not a number"):
         birdie.curve(model, lambda _: math.nan, sizes=[8_000])
+    with pytest.raises(ConfigError, match="the metric failed"):
+        birdie.curve(model, lambda _: [], sizes=[8_000])  # type: ignore[arg-type, return-value]
     with pytest.raises(BudgetError, match="larger sizes"):
         birdie.curve(model, lambda _: 1.0, sizes=[10])
     with pytest.raises(ConfigError, match="not a module"):

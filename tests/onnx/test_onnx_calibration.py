@@ -16,7 +16,7 @@ import birdie
 from birdie.checkpoints.onnx_file import read_onnx
 from birdie.errors import ConfigError, DataError
 from birdie.onnx.made_up_inputs import made_up
-from birdie.onnx.onnx_calibration import OutputError, calibrate, open_session, samples_of
+from birdie.onnx.onnx_calibration import OutputDifference, calibrate, open_session, samples_of
 from birdie.onnx.products import Products, products_of
 from tests.onnx import zoo
 
@@ -68,7 +68,7 @@ def test_a_calibrated_file_is_better(tmp_path: Path) -> None:
     path = zoo.write("opset 17", tmp_path)
     np.savez(tmp_path / "inputs.npz", x=data(60))
     result = calibrate(path, tmp_path / "inputs.npz")
-    measured = OutputError(read_onnx(path), [{"x": one} for one in data(20, seed=1)])
+    measured = OutputDifference(read_onnx(path), [{"x": one} for one in data(20, seed=1)])
     errors = []
     for calibration in (None, result):
         summary = birdie.onnx.save(path, tmp_path / "a.birdie", budget=3500, calibration=calibration, effort="fast")
@@ -89,7 +89,7 @@ def test_hessians_are_second_moments(tmp_path: Path) -> None:
 def test_the_error_is_that_of_the_outputs(tmp_path: Path) -> None:
     path = zoo.write("opset 17", tmp_path)
     parts = read_onnx(path)
-    measured = OutputError(parts, [{"x": one} for one in data(8)])
+    measured = OutputDifference(parts, [{"x": one} for one in data(8)])
     assert measured(parts.tensors) == measured({}) == 0
     assert measured({"c": parts.tensors["c"] * float("nan")}) == float("inf")
     small, large = (measured({"v": parts.tensors["v"] * factor}) for factor in (1.01, 2.0))
