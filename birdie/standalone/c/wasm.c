@@ -157,7 +157,7 @@ EXPORT(decode) int js_decode(size_t array, void *out, size_t size)
     return birdie_array_decode(opened, array, BIRDIE_OWN, out, size);
 }
 
-/* Leave the metadata's place and bytes in `numbers`. */
+/* Leave the metadata's address and bytes in `numbers`. */
 EXPORT(metadata) const double *js_metadata(void)
 {
     size_t size;
@@ -192,7 +192,7 @@ static size_t length_of(const char *text)
     return size;
 }
 
-/* Leave a text's place and bytes in `numbers`. */
+/* Leave a text's address and bytes in `numbers`. */
 EXPORT(errorText) const double *js_error_text(int error)
 {
     const char *text = birdie_error_text(error);

@@ -288,17 +288,17 @@ export async function decode(buffer, options) {
   file.take(tensors.reduce((sum, { isCopy, bytes }) => sum + (isCopy ? bytes : 0), 0));
   /** @type {Map<Described, Tensor>} */
   const decoded = new Map();
-  /** @type {Map<string, Tensor>} place of elements → tensor */
+  /** @type {Map<string, Tensor>} array and first element → tensor */
   const shared = new Map();
   await file.decode(parts, checked, (tensor, bytes) => {
     const { dtype, shape, array, start, isCopy } = tensor;
-    const place = `${array} ${start}`;
-    let made = isCopy ? undefined : shared.get(place);
+    const key = `${array} ${start}`;
+    let made = isCopy ? undefined : shared.get(key);
     if (!made) {
       const own = newBytes(bytes.length);
       own.set(bytes);
       made = { dtype, shape, data: new (ARRAYS[dtype] ?? Uint8Array)(own.buffer) };
-      if (!isCopy) shared.set(place, made);
+      if (!isCopy) shared.set(key, made);
     }
     decoded.set(tensor, made);
   });
