@@ -52,6 +52,18 @@ Overwrite = Annotated[
 """Flag that lets an output be written where something else is."""
 
 
+MaxOperations = Annotated[
+    int | None,
+    Parameter(help="Most operations, of about a nanosecond; default: 2 a decoded byte allowed, 65,536 a byte of file."),
+]
+MaxSize = Annotated[str | None, Parameter(help="Largest decoded size; default: 1 GiB, 64 × the file or 2 × its base.")]
+ForeignSchemes = Annotated[
+    tuple[str, ...],
+    Parameter(negative=(), help="Schemes of other packages that the file may use. Their code is imported and run."),
+]
+"""Limits of whatever decodes a file."""
+
+
 @contextmanager
 def into_folder(folder: Path) -> Iterator[list[str]]:
     """Yield a list that has, after the body has written into `folder`, the names of the files that it left there."""

@@ -10,7 +10,10 @@ from cyclopts import Parameter
 
 from birdie.cli.chains import decompress_link, link_of
 from birdie.cli.console import (
+    ForeignSchemes,
     Json,
+    MaxOperations,
+    MaxSize,
     Overwrite,
     compiling_notice,
     folder_of,
@@ -67,19 +70,9 @@ def command(
         Path | None,
         Parameter(help="Checkpoint, folder or .birdie file that a file of deltas was made with (compress --base)."),
     ] = None,
-    max_size: Annotated[
-        str | None, Parameter(help="Largest decoded size; default: 1 GiB, 64 × the file or 2 × its base.")
-    ] = None,
-    max_operations: Annotated[
-        int | None,
-        Parameter(
-            help="Most operations, of about a nanosecond; default: 2 a decoded byte allowed, 65,536 a byte of file."
-        ),
-    ] = None,
-    schemes: Annotated[
-        tuple[str, ...],
-        Parameter(negative=(), help="Schemes of other packages that the file may use. Their code is imported and run."),
-    ] = (),
+    max_size: MaxSize = None,
+    max_operations: MaxOperations = None,
+    schemes: ForeignSchemes = (),
     json: Json = False,
 ) -> None:
     """Convert a .birdie file back into .safetensors, a file of torch.save, ONNX, or a folder.

@@ -6,7 +6,17 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from birdie.cli.chains import show_chain
-from birdie.cli.console import Json, compiling_notice, print_json, print_line, progress_bar, size
+from birdie.cli.console import (
+    ForeignSchemes,
+    Json,
+    MaxOperations,
+    MaxSize,
+    compiling_notice,
+    print_json,
+    print_line,
+    progress_bar,
+    size,
+)
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
 
@@ -20,14 +30,9 @@ def command(
     base: Annotated[
         Path | None, Parameter(help="Checkpoint, folder or .birdie file that a file of deltas was made with.")
     ] = None,
-    max_size: Annotated[str | None, Parameter(help="Largest decoded size; default: as of birdie decompress.")] = None,
-    max_operations: Annotated[
-        int | None, Parameter(help="Most operations, of about a nanosecond; default: as of birdie decompress.")
-    ] = None,
-    schemes: Annotated[
-        tuple[str, ...],
-        Parameter(negative=(), help="Schemes of other packages that the file may use. Their code is imported and run."),
-    ] = (),
+    max_size: MaxSize = None,
+    max_operations: MaxOperations = None,
+    schemes: ForeignSchemes = (),
     json: Json = False,
 ) -> None:
     """Decode every tensor of a .birdie file and compare its checksum; nothing is written.
