@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from birdie.compress.calibration.calibrate import Where as Where
     from birdie.compress.calibration.calibrate import calibrate_module as calibrate_module
+    from birdie.compress.calibration.own_model import MOST_ROWS as MOST_ROWS
     from birdie.compress.calibration.own_model import SUFFIXES as SUFFIXES
     from birdie.compress.calibration.own_model import calibrate_own as calibrate_own
     from birdie.compress.calibration.own_model import inputs_in as inputs_in

@@ -24,7 +24,8 @@ from birdie.errors import ConfigError, DataError
 SUFFIXES = (".npz", ".npy", ".safetensors")
 """Suffixes of files of inputs."""
 _ROWS = 32  # of a batch that is cut from a file
-_MOST_ROWS = 4096  # that are read of a file: more tell little
+MOST_ROWS = 4096
+"""Rows that are read of a file: more tell little."""
 
 
 def calibrate_own(
@@ -78,7 +79,7 @@ def inputs_in(path: Path) -> list[Any]:
         DataError: the file is damaged, or its arrays have not as many rows as one another.
     """
     try:
-        arrays = {name: torch.as_tensor(np.array(value[:_MOST_ROWS])) for name, value in _arrays(path).items()}
+        arrays = {name: torch.as_tensor(np.array(value[:MOST_ROWS])) for name, value in _arrays(path).items()}
     except (OSError, ValueError, TypeError, IndexError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{path} holds no arrays of numbers ({reason}); save inputs, one a row, as .npz") from error

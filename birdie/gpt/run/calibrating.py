@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor, nn
 
-from birdie.compress import SUFFIXES, CalibrationResult, Where, calibrate_own, fill, inputs_in
+from birdie.compress import MOST_ROWS, SUFFIXES, CalibrationResult, Where, calibrate_own, fill, inputs_in
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
@@ -243,6 +243,7 @@ class OnOwnModel(Calibrator):
             raise ConfigError(f"--model {code.model} gives a {type(self.module).__name__}; it has to return a module")
         self.loss = None if code.loss is None else imported("--loss", code.loss)
         self.batches: Any = None
+        self.note: str | None = None
         if code.data is None:
             self.title = ""
         elif is_code(code.data):
@@ -251,6 +252,7 @@ class OnOwnModel(Calibrator):
         elif Path(code.data).suffix in SUFFIXES:
             self.paths = [Path(code.data)]
             self.batches = inputs_in(Path(code.data))
+            self.note = f"calibrated on at most {MOST_ROWS:,} rows of {code.data}, the first"
         else:
             raise ConfigError(
                 f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}); write a "
@@ -268,7 +270,7 @@ class OnOwnModel(Calibrator):
         if self.batches is None:
             fill(self.module, state, source)
             return None, None
-        return calibrate_own(self.module, self.batches, self.loss, state, source, **where), None
+        return calibrate_own(self.module, self.batches, self.loss, state, source, **where), self.note
 
 
 class OnMadeUpInputs(Calibrator):
