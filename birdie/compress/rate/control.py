@@ -26,7 +26,10 @@ from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError
 
 COMPLETE = 1 << 22  # searched weights up to which complete files are compared
+_NEAR = 100  # a file within this fraction (1/100) of the budget is compared as it is, else fitted to it
 _CLEARLY = 2.0  # times the error of the calibrated file: no chance, and no mixture is as good
+
+_TOO_LARGE = "not compared: no file by {} sensitivities is as small"
 
 Source = Literal["calibrated", "assumed", "mixture"]
 _OTHERS: tuple[Source, ...] = ("assumed", "mixture")
@@ -85,37 +88,55 @@ def controlled(
 
     errors: dict[Source, float] = {"calibrated": error(coded) if is_part else calibration.divergence(fit.encoded)}
     others: dict[Source, tuple[Jobs, float]] = {}
+    fits: dict[Source, tuple[Jobs, Fit]] = {"calibrated": (jobs, fit)}
+
+    def fit_other(source: Source) -> None:
+        """Fit other sensitivities to the budget, and measure the file that meets it, if there is one."""
+        nonlocal note
+        candidate, exponent = others[source]
+        try:
+            other = fit_budget(candidate, encoder, budget, start=None if is_part else exponent)
+        except BudgetError:  # what is assumed allows for no scales as coarse
+            errors.pop(source, None)
+            note = _TOO_LARGE.format(source)
+            return
+        fits[source] = candidate, other
+        if not is_part:
+            errors[source] = calibration.divergence(other.encoded)
+
     for source in _OTHERS[: 1 if is_part else None]:  # a mean of large Hessians takes too long
-        candidate, exponent = other_jobs(source), None
+        candidate = other_jobs(source)
         if candidate is None:
             continue
         searched = [candidate.by_name[name] for name in some]
+        part = replace(candidate, by_name={job.name: job for job in searched}) if is_part else candidate
         try:
-            part = replace(candidate, by_name={job.name: job for job in searched}) if is_part else candidate
             exponent = proposed_exponent(part, encoder, room)
-        except BudgetError:  # what is assumed allows for no scales as coarse
-            note = f"not compared: no file by {source} sensitivities is as small"
+        except BudgetError:
+            if is_part:
+                note = _TOO_LARGE.format(source)
+                continue
+            exponent = candidate.coarsest  # sizes near it are estimated badly
         if exponent is None:
             continue
         others[source] = candidate, exponent
-        errors[source] = error(encoder.encode(searched, exponent))
-        if errors[source] >= _CLEARLY * errors["calibrated"]:
+        encoded = encoder.encode(searched, exponent)
+        if is_part or _is_near(budget, encoder.size(encoder.coded(jobs.state({**fit.encoded.tensors, **encoded})))):
+            errors[source] = error(encoded)
+        else:  # near the coarsest scales a few bytes cost much
+            fit_other(source)
+        if errors.get(source, 0.0) >= _CLEARLY * errors["calibrated"]:
             break
-    fits: dict[Source, tuple[Jobs, Fit]] = {"calibrated": (jobs, fit)}
     while (kept := min(errors, key=lambda source: errors[source])) not in fits:
-        candidate, exponent = others[kept]
-        try:
-            other = fit_budget(candidate, encoder, budget, start=None if is_part else exponent)
-        except BudgetError:  # estimated sizes were too small
-            errors[kept] = math.inf
-            continue
-        fits[kept] = candidate, other
-        if not is_part:  # the file that meets the budget may be coarser than the one that was measured
-            errors[kept] = calibration.divergence(other.encoded)
+        fit_other(kept)
     jobs, fit = fits[kept]
     control = Control(kept, errors, note)
     logging.getLogger("birdie").info("%s", control)
     return jobs, replace(fit, control=control)
+
+
+def _is_near(budget: int, size: int) -> bool:
+    return abs(budget - size) * _NEAR <= budget
 
 
 def _compared(jobs: Jobs) -> list[str]:

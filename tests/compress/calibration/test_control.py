@@ -252,10 +252,24 @@ def test_a_budget_that_nothing_else_reaches_is_met(layers: Case, with_loss: bool
 
 def test_a_control_that_does_not_fit_is_none(layers: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "proposed_exponent", Mock(side_effect=BudgetError("too small")))
+    monkeypatch.setattr(control, "fit_budget", Mock(side_effect=BudgetError("too small")))
     _, summary = layers.saved(tmp_path, 4, birdie.calibrate(layers.module, layers.batches(256), loss))
     assert summary.control is not None
     assert (summary.control.kept, list(summary.control.errors)) == ("calibrated", ["calibrated"])
     assert "not compared" in summary.control.note
+
+
+def test_files_are_compared_at_the_size_of_the_budget(
+    layers: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimated sizes only propose: a file that they make too coarse is fitted before it is judged."""
+    known = birdie.calibrate(layers.module, layers.batches(256), loss)
+    _, right = layers.saved(tmp_path, 1.4, known)
+    monkeypatch.setattr(control, "proposed_exponent", lambda jobs, *_: jobs.coarsest)
+    _, wrong = layers.saved(tmp_path, 1.4, known)
+    assert right.control is not None
+    assert wrong.control is not None
+    assert wrong.control.errors["assumed"] == pytest.approx(right.control.errors["assumed"], rel=0.3)
 
 
 @pytest.mark.parametrize("decades", [20, -20, pytest.param(9, marks=pytest.mark.nightly)])
