@@ -196,6 +196,7 @@ def write_model(
             error=error,
             untuned=fitted.untuned,
             nothing_to_tune=fitted.nothing_to_tune,
+            fuller=fitted.fuller,
             control=fitted.control,
         )
 

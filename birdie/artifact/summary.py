@@ -50,6 +50,8 @@ class Summary:
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
         untuned: after tuning, the same delta without it.
         nothing_to_tune: tuning was asked for, but no weights are left to train beside the matrix that is encoded last.
+        fuller: after a compression with calibration, the error of a file that fills the budget, if this smaller one has
+            a lower error; not stored in the file.
         control: after a compression with calibration to `budget` or `bits`, which sensitivities the file follows, and
             the errors of each on held-out inputs (`birdie.compress.rate.control`); not stored in the file.
         effort: "max" or "fast", of the entropy coding.
@@ -77,6 +79,7 @@ class Summary:
     error: float | None = None
     untuned: float | None = None
     nothing_to_tune: bool = False
+    fuller: float | None = None
     control: "Control | None" = None
     uncalibrated: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
@@ -124,6 +127,9 @@ class Summary:
             notes.append(f"error on inputs kept apart: {self.error:.4g}, without tuning {self.untuned:.4g}{kept}")
         if self.nothing_to_tune:
             notes.append("nothing to tune: no weights are left to train beside the matrix that is encoded last")
+        if self.fuller is not None and self.budget is not None and self.error is not None:
+            left = f"of the budget {self.budget - self.bytes:,} B are left"
+            notes.append(f"{left}: the error is {self.error:.3g}, with all of them {self.fuller:.3g}")
         if self.control is not None:
             notes.append(str(self.control))
         if self.uncalibrated:

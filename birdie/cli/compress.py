@@ -188,7 +188,7 @@ def _print_json(source: "Checkpoint", summary: "Summary", note: str | None) -> N
     control = None if summary.control is None else asdict(summary.control)
     saved = {"saved_bytes": source.input_bytes - summary.bytes}
     measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
-    measured |= {"nothing_to_tune": summary.nothing_to_tune}
+    measured |= {"nothing_to_tune": summary.nothing_to_tune, "fuller": summary.fuller}
     measured |= {"control": control, "otherwise": summary.otherwise, "rounded": summary.rounded}
     print_json(summary.to_json() | source.to_json() | saved | measured)
 

@@ -169,4 +169,4 @@ def prefer_lower_error(jobs: Jobs, result: Fit, encoder: Encoder, calibration: C
     logging.getLogger("birdie").info(
         "error %.3g on held-out inputs is out of line: a slightly smaller file has %.3g and is kept", *errors
     )
-    return Fit(coded, size, result.sigma, divergence=errors[1])
+    return Fit(coded, size, result.sigma, divergence=errors[1], fuller=errors[0])

@@ -70,6 +70,7 @@ class Fit:
     divergence: float | None = None  # KL in nats per target, if it was measured
     untuned: float | None = None  # the same without tuning, if there was one
     nothing_to_tune: bool = False  # tuning was asked for, and there was nothing to train
+    fuller: float | None = None  # error of the file that fills the budget, if this smaller one has a lower error
     control: "Control | None" = None  # comparison with what is assumed, after a calibration
 
 

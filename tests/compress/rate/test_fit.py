@@ -81,11 +81,14 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     best: float, coarser: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def kept(exponent: float, calibration: CalibrationResult, size: int = 99) -> float:
+        """Return the exponent that is kept."""
         tensors = {"first": torch.tensor([0.0])}
         jobs = replace(jobs_of(Assignment(tensors, {}, {}, {"first": Lossless()})), coarsest=0.0)
         encoder = ByExponent("fast", lambda _: size)
         result = Fit(jobs.state(encoder.encode(jobs.searched, exponent)), 100, 2.0**exponent)
-        return float(prefer_lower_error(jobs, result, encoder, calibration).encoded.decode()["first"])
+        better = prefer_lower_error(jobs, result, encoder, calibration)
+        assert (better is result) == (better.fuller is None)
+        return float(better.encoded.decode()["first"])
 
     model = nn.Linear(2, 2)
     calibration = Measured({}, {}, HeldOut(model, [], lambda *_: torch.zeros(())), best=best)
