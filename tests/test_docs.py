@@ -39,7 +39,7 @@ RUNNABLE = (
     "docs/techniques.md",
     "docs/train-small.md",
 )
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("own_*.py"))
 CODE_FOLDERS = "birdie|benchmarks|docs|examples|recipes|scripts|tests"
 MAX_EXAMPLE_LINES = 50
 

@@ -1,0 +1,59 @@
+"""The transcripts in the documentation: each command prints the lines that its page shows, with about these figures.
+
+A block of the language `console` has commands behind `$`, each followed by lines that it prints; `…` stands for lines
+that the page leaves out, and what follows `#` behind a command is the time that it took.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forked import run_python
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [path for path in sorted(ROOT.glob("docs/*.md")) if "```console" in path.read_text(encoding="utf-8")]
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+EXACT_DIGITS = 4  # figures of so many digits are sizes, which another machine hardly changes
+TOLERANCE = 0.15
+
+
+def transcript(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands of a page, each with the lines behind it."""
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        for part in re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+            command, *lines = part.splitlines()
+            yield command, [line for line in lines if line.strip() not in ("", "…")]
+
+
+def shape(line: str) -> str:
+    """Return a line without its figures, units of time, and widths of a table."""
+    line = re.sub(r"# (?:ms|s|min|h)\b", "# s", NUMBER.sub("#", line))
+    return re.sub(r"[─━]+", "─", " ".join(line.split()))
+
+
+def agree(shown: str, printed: str) -> bool:
+    """Return whether a line is the one that the page shows, up to figures that another machine changes."""
+    if shape(shown) != shape(printed):
+        return False
+    pairs = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)
+    sizes = [(a, b) for a, b in pairs if len(re.sub(r"\D", "", a)) >= EXACT_DIGITS and "." not in a + b]
+    return all(
+        abs(int(a.replace(",", "")) - int(b.replace(",", ""))) <= TOLERANCE * int(a.replace(",", "")) for a, b in sizes
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_command_prints_what_its_page_shows(page: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "patterns.py", tmp_path)
+    for command, lines in transcript(page):
+        program, *arguments = shlex.split(command, comments=True)
+        module = ("-m", "birdie") if program == "birdie" else ()
+        result = run_python(*module, *arguments, folder=tmp_path)
+        printed = iter([*result.stdout.splitlines(), *result.stderr.splitlines()])
+        assert result.returncode == 0, (command, result.stderr)
+        for line in lines:
+            assert any(agree(line, other) for other in printed), (command, line, result.stdout + result.stderr)
