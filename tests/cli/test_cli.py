@@ -742,20 +742,20 @@ def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
     artifact = tmp_path / "run" / "model.birdie"
     code, score, _ = ask("evaluate", artifact)
     assert code == 0
-    counts = np.array(read_shard(folder / "fineweb_val_bytes_000000.bin"))
+    counts = np.array(read_shard(folder / "text_val_bytes_000000.bin"))
     assert counts.sum() == prepared["val"]["bytes"]
     assert score["text_bytes"] == counts[1 : 1 + score["tokens"]].sum()
     assert score["bpb"] == pytest.approx(score["val_loss"] * score["tokens"] / math.log(2) / score["text_bytes"])
     assert ask("sample", artifact, "--prompt", "Line NASA", "--tokens", "3")[1]["text"].startswith("Line NASA")
 
     counts[np.flatnonzero(counts)[1]] += 1  # a plausible count: the score must follow the sidecar
-    write_shard(folder / "fineweb_val_bytes_000000.bin", counts)
+    write_shard(folder / "text_val_bytes_000000.bin", counts)
     assert ask("evaluate", artifact)[1]["text_bytes"] == score["text_bytes"] + 1
-    (folder / "fineweb_val_bytes_000000.bin").unlink()
+    (folder / "text_val_bytes_000000.bin").unlink()
     for again in (["evaluate", artifact], ["train", "--folder", tmp_path / "again", *TINY, *flags]):
         code, answer, _ = ask(*again)
         assert (code, answer["error"]["type"]) == (1, "DataError")
-        assert "has no byte sidecar (fineweb_val_bytes_000000.bin)" in answer["error"]["message"]
+        assert "has no byte sidecar (text_val_bytes_000000.bin)" in answer["error"]["message"]
 
 
 def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path) -> None:

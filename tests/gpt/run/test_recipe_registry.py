@@ -192,7 +192,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for _ in prepare(file_corpus([str(root / "text.txt")], documents="line"), "bytes", root):
         pass
     tokenizer = load_tokenizer("bytes")
-    folder = str(Layout.of(root, tokenizer.name).folder)
+    folder = str(Layout.of(root, "text", tokenizer.name).folder)
     return ["--data.path", folder, "--data.tokenizer", "bytes", "--model.vocab-size", str(tokenizer.vocab_size)]
 
 
