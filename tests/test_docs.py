@@ -225,7 +225,9 @@ def test_the_example_of_a_technique_trains_and_scores(
 
 
 def test_the_example_of_a_mode_adds_flags_to_the_command_line() -> None:
-    shown = run_python("examples/own_scoring_mode.py", "evaluate", "--help", folder=ROOT).stdout  # flags are read once
+    shown = run_python(
+        "examples/own_scoring_mode.py", "evaluate", "--help-all", folder=ROOT
+    ).stdout  # flags are read once
     assert "--online-temperature.spread" in shown
 
 
