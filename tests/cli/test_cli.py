@@ -127,6 +127,22 @@ def test_a_new_command_is_one_file(
         sys.modules.pop("birdie.cli.hello", None)
 
 
+@pytest.mark.parametrize("command", ["train", "submit", "evaluate"])
+def test_help_shows_the_marked_settings_and_names_the_rest(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def flags(*tokens: str) -> set[str]:
+        assert run(build_app, [command, *tokens]) == 0
+        shown = capsys.readouterr().out
+        assert (f"birdie {command} --help-all" in shown.splitlines()[-1]) == (tokens == ("--help",))
+        names = re.sub(r"\n│ +(?=\.)", "", shown)  # a long name goes on in the next line
+        return set(re.findall(r"--[a-z][\w.-]*\w", names))
+
+    short, long = flags("--help"), flags("--help-all")
+    assert short < long | {"--help-all"}
+    assert 5 < len(short) < 45
+    assert len(long) > 2 * len(short)
+    assert {"--json", "--device"} <= short
+
+
 def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
     code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--lossless")
     assert code == 0
