@@ -151,11 +151,11 @@ def _flags(result: "PreparedDataset") -> str:
     from birdie.gpt.run.recipe_registry import find
 
     recipe, text = find("laptop").recipe(), ""
-    for path, own, flag in (
+    for path, default, flag in (
         (result.folder, recipe.data.path, "path"),
         (Path(result.tokenizer), recipe.data.tokenizer, "tokenizer"),
     ):
-        text += f" --data.{flag} {shlex.quote(str(path))}" if path != Path(own) else ""
+        text += f" --data.{flag} {shlex.quote(str(path))}" if path != Path(default) else ""
     size = result.info.vocab_size
     return text + (f" --model.vocab-size {size}" if size != recipe.model.vocab_size else "")
 

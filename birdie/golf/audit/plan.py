@@ -1,4 +1,4 @@
-"""What an audit will find about a submission because of its recipe: the same rules, before anything is trained."""
+"""Findings about a submission that its recipe settles before anything is trained, by the rules of the audit."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -206,8 +206,8 @@ class SentencePieceTokenizer:
         if self.keeps_text:  # "\u2581" itself is its three bytes, as its piece decodes to a space
             for i in (i for i, text in enumerate(texts) if SPACE in text):
                 parts = self._processor.encode(texts[i].split(SPACE))
-                own = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
-                encoded[i] = list(chain(parts[0], *((*own, *part) for part in parts[1:])))
+                mark = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+                encoded[i] = list(chain(parts[0], *((*mark, *part) for part in parts[1:])))
         return [np.array(ids, np.uint16) for ids in encoded]
 
     def normalize(self, text: str) -> str:

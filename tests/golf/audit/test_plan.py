@@ -1,4 +1,4 @@
-"""What an audit will find is known from the recipe: the same results by the same rules, before anything is trained."""
+"""Findings that a recipe settles before anything is trained are those of the audit."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -176,11 +176,11 @@ def test_data_of_another_source_are_not_replaced(corpus: Corpus, tmp_path: Path)
     (tmp_path / "other" / "text.txt").write_text(random_lines(300), encoding="utf-8")
     other = file_corpus([tmp_path / "other" / "text.txt"])
     root = tmp_path / "data"
-    before = run(corpus, "bytes", root)
+    prepared = run(corpus, "bytes", root)
     with pytest.raises(OutputError, match="text_byte260 was prepared from another source"):
         run(other, "bytes", root)
-    assert open_dataset(before.folder).info == before.info
-    assert run(replace(other, name="other"), "bytes", root).folder != before.folder
+    assert open_dataset(prepared.folder).info == prepared.info
+    assert run(replace(other, name="other"), "bytes", root).folder != prepared.folder
 
 
 @pytest.mark.parametrize("name", ["text_train_000000.bin", "notes.txt"])
