@@ -184,7 +184,7 @@ def _check_replaceable(folder: Path, corpus: Corpus) -> None:
     earlier = DatasetInfo.read(folder)
     if earlier is not None and earlier.source != corpus.source and earlier.source:
         raise OutputError(
-            f"{folder} was prepared from another source; choose another name (--name) or root, or remove it"
+            f"{folder} was prepared from another source; choose another --name or root, or remove it"
         )
 
 
