@@ -183,8 +183,9 @@ def command(
             work.require_unchanged()  # before a line is added to the log
         with work.locked(), log_file(folder / "log.txt"):
             if preset is not None or minutes is not None:
-                shrunk = [f"preset {preset}"] * (preset is not None) + [f"{minutes:g} minutes"] * (minutes is not None)
-                notify(f"recipe: {', '.join([recipe_file or 'defaults', *shrunk])}")
+                shrunk = "" if preset is None else f", preset {preset}"
+                shrunk += "" if minutes is None else f", {minutes:g} minutes"
+                notify(f"recipe: {recipe_file or 'defaults'}{shrunk}")
             if recipe_file is not None and (needs := find(recipe_file).about.needs):
                 notify(f"not supported, training without: {', '.join(needs)}")
             board = Board(folder / "tensorboard") if tensorboard and world.is_main else None

@@ -111,6 +111,7 @@ class Sweep:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name} of the sweep is {value!r}; give an integer of at least {least}")
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():  # Optuna corrects an uneven step
             warnings.simplefilter("ignore")
             self.suggest(optuna.create_study(sampler=RandomSampler()).ask())  # refuses what no trial could have
@@ -247,7 +248,6 @@ class SweepRun(Experiment):
     """
 
     def __init__(self, sweep: Sweep, folder: Path, storage: str | None = None, notify: Notify = no_message) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", ExperimentalWarning)
         super().__init__(folder)
         self.notify, self.sweep, self.recipe = notify, sweep, resolved(sweep.recipe)

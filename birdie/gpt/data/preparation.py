@@ -183,9 +183,7 @@ def _check_replaceable(folder: Path, corpus: Corpus) -> None:
         raise OutputError(f"{folder} has files that birdie did not prepare; choose another root, or move them away")
     earlier = DatasetInfo.read(folder)
     if earlier is not None and earlier.source != corpus.source and earlier.source:
-        raise OutputError(
-            f"{folder} was prepared from another source; choose another --name or root, or remove it"
-        )
+        raise OutputError(f"{folder} was prepared from another source; choose another --name or root, or remove it")
 
 
 def _has_totals(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import sentencepiece
 
@@ -11,8 +12,13 @@ from birdie.gpt.data.tokenizer import SentencePieceTokenizer
 def published(texts: list[str], vocab_size: int, operators: Sequence[str] = ()) -> SentencePieceTokenizer:
     """Return a vocabulary with the challenge's own settings, which normalize."""
     model = io.BytesIO()
-    settings = {"model_type": "bpe", "byte_fallback": True, "add_dummy_prefix": False, "hard_vocab_limit": False}
-    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    settings: dict[str, Any] = {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "add_dummy_prefix": False,
+        "hard_vocab_limit": False,
+    }
+    ids: dict[str, Any] = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
         model_writer=model,

@@ -4,6 +4,7 @@ Both are checked on random Unicode, for raw bytes and for BPE vocabularies with 
 """
 
 import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_the_byte_table_counts_utf8(make: type[Tokenizer], texts: list[str]) -> 
 
 
 @pytest.mark.parametrize("make", [small_bpe, published_bpe], ids=["keeps text", "normalizes"])
-def test_the_byte_table_by_piece_type(make: type[SentencePieceTokenizer]) -> None:
+def test_the_byte_table_by_piece_type(make: Callable[[], SentencePieceTokenizer]) -> None:
     tokenizer = make()
     table = tokenizer.byte_table()
     ids = {piece: tokenizer._processor.piece_to_id(piece) for piece in ("▁", "<0xE2>", "e", "▁e", "é")}
