@@ -117,7 +117,7 @@ class Texts:
         """Return the recipe table [data] for a vocabulary size, preparing the data if necessary."""
         tokenizer = self.shared / "tokenizers" / TOKENIZERS[vocabulary]
         root = self.folder / f"{vocabulary}{'-rest' if self.rest else ''}"
-        layout = Layout.of(root, load_tokenizer(str(tokenizer)).name)
+        layout = Layout.of(root, "fineweb", load_tokenizer(str(tokenizer)).name)
         if not (layout.folder / "dataset.json").is_file():
             self._prepare(str(tokenizer), root)
         return {"path": str(layout.folder), "tokenizer": str(tokenizer)}
@@ -131,7 +131,7 @@ class Texts:
         held_out.write_bytes(text[:end])
         rest.write_bytes(text[end:])
         training = [str(source / "train.txt"), *([str(rest)] if self.rest else [])]
-        corpus = file_corpus(training, validation=[str(held_out)], documents="line")
+        corpus = file_corpus(training, validation=[str(held_out)], documents="line", name="fineweb")
         for _ in prepare(corpus, tokenizer, root):
             pass
 

@@ -157,9 +157,10 @@ def _shards(sources: Sources, folder: Path) -> Path:
     shutil.copyfile(sources.train, shards / "fineweb_train_000000.bin")
     shutil.copyfile(sources.val, shards / "fineweb_val_000000.bin")
     root = folder / "books"
-    for _ in prepare(file_corpus([str(path) for path in sources.books]), sources.tokenizer, root):
+    books = file_corpus([str(path) for path in sources.books])
+    for _ in prepare(books, sources.tokenizer, root):
         pass
-    prepared = Layout.of(root, load_tokenizer(sources.tokenizer).name).folder
+    prepared = Layout.of(root, books.name, load_tokenizer(sources.tokenizer).name).folder
     for index, path in enumerate(sorted(prepared.glob("*_train_*.bin")), start=1):
         shutil.copyfile(path, shards / f"fineweb_train_{index:06d}.bin")
     return shards

@@ -19,7 +19,7 @@ from birdie.cli import build_app, commands
 from birdie.cli.console import run
 from birdie.compress import registry
 from birdie.gpt.model import attention_functions
-from birdie.gpt.run.recipe_file import TABLES
+from birdie.gpt.run.recipe_file import HELP_ALL, TABLES
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.settings import MODES
 from scripts import docs
@@ -142,7 +142,7 @@ def test_commands_of_a_page_parse(
         tokens = shlex.split(line, comments=True)
         assert tokens[0] in commands(), line
         app, arguments = build_app(tokens)
-        if "--help" not in tokens and "…" not in line:
+        if not {"--help", HELP_ALL} & set(tokens) and "…" not in line:
             app.parse_args(arguments, exit_on_error=False, print_error=False)
 
 
@@ -225,7 +225,9 @@ def test_the_example_of_a_technique_trains_and_scores(
 
 
 def test_the_example_of_a_mode_adds_flags_to_the_command_line() -> None:
-    shown = run_python("examples/own_scoring_mode.py", "evaluate", "--help", folder=ROOT).stdout  # flags are read once
+    shown = run_python(
+        "examples/own_scoring_mode.py", "evaluate", "--help-all", folder=ROOT
+    ).stdout  # flags are read once
     assert "--online-temperature.spread" in shown
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError, OutputError
-from birdie.gpt.run.recipe_file import CommandApp, Source, explain, read_arguments
+from birdie.gpt.run.recipe_file import HELP_ALL, CommandApp, Source, explain, read_arguments
 from birdie.system import callbacks
 from birdie.system.callbacks import Progress
 from birdie.system.files import open_append
@@ -147,6 +147,9 @@ def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequenc
 
     def command() -> None:
         app, arguments = build(tokens)
+        if isinstance(app, CommandApp) and HELP_ALL in arguments:
+            app.shows_all = True
+            arguments = ["--help" if token == HELP_ALL else token for token in arguments]
         app(arguments, exit_on_error=False, print_error=False)
 
     return exit_code_of(command, as_json=any(token.partition("=")[0] == "--json" for token in tokens))

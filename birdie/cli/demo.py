@@ -17,7 +17,7 @@ from birdie.cli.console import Json, compiling_notice, log, log_file, print_json
 from birdie.cli.prepare import prepare_with_bar
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
-from birdie.gpt.data.corpus import stdlib_corpus
+from birdie.gpt.data.corpus import STDLIB, stdlib_corpus
 
 if TYPE_CHECKING:
     from birdie.gpt.run.pipeline import Run
@@ -30,17 +30,14 @@ FEW_STEPS = 200
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> "Recipe":
     """Return recipes/demo.toml with these settings and with data below the folder `data`."""
+    from birdie.gpt.data.preparation import Layout
     from birdie.gpt.run.recipe_registry import find
 
     recipe = find("demo").recipe()
-    vocabulary = recipe.model.vocab_size
+    layout = Layout.of(data, STDLIB, f"sp{recipe.model.vocab_size}")
     return dataclasses.replace(
         recipe,
-        data=dataclasses.replace(
-            recipe.data,
-            path=str(data / "datasets" / f"fineweb10B_sp{vocabulary}"),
-            tokenizer=str(data / "tokenizers" / f"fineweb_{vocabulary}_bpe.model"),
-        ),
+        data=dataclasses.replace(recipe.data, path=str(layout.folder), tokenizer=str(layout.model)),
         train=dataclasses.replace(recipe.train, max_wallclock_seconds=seconds, seed=seed),
         export=dataclasses.replace(recipe.export, budget=budget),
         device=device,

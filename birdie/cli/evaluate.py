@@ -52,7 +52,7 @@ def optional_fields(kind: type) -> type:
             continue
         bare, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         parameter = next((note for note in annotations if isinstance(note, Parameter)), Parameter())
-        offered = Parameter(help=parameter.help, negative=parameter.negative, group=group)
+        offered = Parameter(help=parameter.help, negative=parameter.negative, group=group, show=parameter.show)
         optional.append((name, Annotated[bare | None, offered], field(default=None)))
     # cyclopts takes a class of the module `types`, which is the default, for one without fields
     return make_dataclass(f"Optional{kind.__name__}", optional, frozen=True, namespace={"__module__": __name__})

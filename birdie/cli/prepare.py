@@ -1,8 +1,9 @@
 """`birdie prepare`: tokenize text into shards, or download the challenge's shards (`birdie prepare hub`)."""
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from rich.table import Table
@@ -13,6 +14,7 @@ from birdie.gpt.data.corpus import Corpus, file_corpus, stdlib_corpus
 
 if TYPE_CHECKING:
     from birdie.gpt.data.dataset import DatasetInfo
+    from birdie.gpt.data.download import DownloadedDataset
     from birdie.gpt.data.preparation import PreparedDataset
 
 GROUP = "Train"
@@ -67,34 +69,44 @@ def command(
         Parameter(negative=(), help="Held-out files; default: about 5 %, chosen by file name or by document."),
     ] = (),
     documents: Annotated[
-        Literal["auto", "file", "line"],
-        Parameter(help="A document is a file or a line; auto: a file, or a line if there is only one text file."),
+        Literal["auto", "file", "part", "line"],
+        Parameter(
+            help="A document is a file, some lines of it (part) or a line without its end; auto: a file, or a part if "
+            "there is only one text file."
+        ),
     ] = "auto",
     tokenizer: Annotated[str | None, Parameter(help="`bytes` or a SentencePiece .model; default: train one.")] = None,
     vocab_size: Annotated[int | None, Parameter(help="Pieces of the trained tokenizer; default: 1024.")] = None,
     caseops: Annotated[
         bool, Parameter(negative=(), help="Lossless operators for capitals: `Hello` is TITLE and `hello`.")
     ] = False,
-    output: Annotated[Path, Parameter(name=["-o", "--output"], help="Root of the challenge's folder layout.")] = Path(
+    name: Annotated[
+        str | None,
+        Parameter(
+            help="Name of the text in folders and files; default: that of its file or folder. Other scripts of the "
+            "challenge look for `fineweb`."
+        ),
+    ] = None,
+    output: Annotated[Path, Parameter(name=["-o", "--output"], help="Folder for data sets and tokenizers.")] = Path(
         "data"
     ),
     hub: HubFlags | None = None,
     json: Json = False,
 ) -> None:
-    """Tokenize text into shards, in the challenge's folder layout; or download published shards.
+    """Tokenize text into shards of the challenge's format, or download published shards.
 
-    The shards are written to OUTPUT/datasets/fineweb10B_sp1024/, the tokenizer to
-    OUTPUT/tokenizers/fineweb_1024_bpe.model (both are named after the vocabulary), so with the default OUTPUT the
-    challenge's commands find them. With --caseops the names end in _lossless_caps_caseops_v1_reserved, as in the
-    challenge's own CaseOps data. A document in both the training and the validation text is an error.
+    Shards are written to OUTPUT/datasets/NAME_sp1024/, the tokenizer to OUTPUT/tokenizers/NAME_sp1024.model, where
+    sp1024 is the kind and size of the vocabulary. A vocabulary that is trained keeps every byte of the text; those of
+    the challenge normalize it. Published shards have the challenge's own names, where its commands find them. A
+    document in both the training and the validation text is an error.
     """
     if not source:
         raise ConfigError("birdie prepare needs a source: stdlib, hub, or files, folders or globs")
     hub = hub or HubFlags()
     if source == ("hub",):
-        if validation or documents != "auto" or tokenizer is not None or vocab_size is not None:
+        if validation or documents != "auto" or (tokenizer, vocab_size, name) != (None, None, None):
             raise ConfigError(
-                "hub has its own split and tokenizers; choose with --variant and remove the flags for text"
+                "hub has its own split, names and tokenizers; choose with --variant and remove the flags for text"
             )
         _prepare_from_hub(hub, output, json=json)
         return
@@ -103,20 +115,49 @@ def command(
     if tokenizer is not None and vocab_size is not None:
         raise ConfigError("--tokenizer has its own vocabulary; remove --vocab-size")
     if source == ("stdlib",):
-        if validation or documents != "auto":
-            raise ConfigError("stdlib has its own documents and split; --validation and --documents are for files")
+        if validation or documents != "auto" or name is not None:
+            raise ConfigError(
+                "stdlib has its own name, documents and split; --name, --validation and --documents are for files"
+            )
         corpus = stdlib_corpus()
     else:
-        corpus = file_corpus(source, validation=validation, documents=documents)
+        corpus = file_corpus(source, validation=validation, documents=documents, name=name)
     result = prepare_with_bar(
         corpus, tokenizer=tokenizer, vocab_size=1024 if vocab_size is None else vocab_size, root=output, caseops=caseops
     )
     if json:
-        print_json({"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)})
+        print_json(_facts(result))
         return
     print_table(_table(result.info))
+    print_line(_fidelity(result.tokenizer, result.info))
     print_line(f"shards: {result.folder}")
     print_line(f"tokenizer: {result.tokenizer}")
+    print_line(f"train on them: birdie train laptop{_flags(result)}")
+
+
+def _fidelity(tokenizer: str, info: "DatasetInfo") -> str:
+    """Return what becomes of the bytes of the text."""
+    from birdie.gpt.data.tokenizer import load_tokenizer
+
+    if load_tokenizer(tokenizer).keeps_text:
+        return "keeps every byte of the text"
+    source, kept = info.train.source_bytes + info.val.source_bytes, info.train.bytes + info.val.bytes
+    change = "" if source == kept else f": {source:,} bytes of text become {kept:,}"
+    return f"normalizes as the challenge, NFKC and single spaces{change}"
+
+
+def _flags(result: "PreparedDataset") -> str:
+    """Return the flags that `birdie train laptop` needs for a data set; none for that of its recipe."""
+    from birdie.gpt.run.recipe_registry import find
+
+    recipe, text = find("laptop").recipe(), ""
+    for path, default, flag in (
+        (result.folder, recipe.data.path, "path"),
+        (Path(result.tokenizer), recipe.data.tokenizer, "tokenizer"),
+    ):
+        text += f" --data.{flag} {shlex.quote(str(path))}" if path != Path(default) else ""
+    size = result.info.vocab_size
+    return text + (f" --model.vocab-size {size}" if size != recipe.model.vocab_size else "")
 
 
 def prepare_with_bar(
@@ -153,14 +194,21 @@ def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
     for note in result.notes:
         log(f"note: {note}")
     if json:
-        answer = {"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)}
         files = {"fetched": result.downloaded, "kept": result.kept, "bytes": result.bytes}
-        print_json({**answer, "commit": result.commit, **files})
+        print_json({**_facts(result), "commit": result.commit, **files})
         return
     print_table(_table(result.info))
+    print_line(_fidelity(result.tokenizer, result.info))
     print_line(f"downloaded: {len(result.downloaded)} files, {result.bytes:,} bytes; {len(result.kept)} existed")
     print_line(f"shards: {result.folder}")
     print_line(f"tokenizer: {result.tokenizer}")
+
+
+def _facts(result: "PreparedDataset | DownloadedDataset") -> dict[str, Any]:
+    from birdie.gpt.data.tokenizer import load_tokenizer
+
+    facts = {"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)}
+    return {**facts, "keeps_text": load_tokenizer(result.tokenizer).keeps_text}
 
 
 def _table(info: "DatasetInfo") -> Table:

@@ -10,6 +10,7 @@ from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_l
 from birdie.errors import ConfigError, DataError
 from birdie.lab.run_ledger import find_runs_and_logs
 from birdie.lab.selection import by_recipe
+from birdie.system.figures import require_matplotlib
 from birdie.system.files import write_bytes
 from birdie.system.outputs import Kind, require_output
 
@@ -31,6 +32,7 @@ def command(
     """
     if not runs:
         raise ConfigError("name the runs: birdie report runs/first, or a folder that holds runs")
+    require_matplotlib()
     from birdie.lab.report.html import render
     from birdie.lab.report.sections import Subject, sections
 

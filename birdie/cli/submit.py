@@ -30,6 +30,7 @@ from birdie.golf.audit.rules import CAP_BYTES
 from birdie.gpt.run.recipe_loading import FLAT, configuration
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab.run_ledger import RECIPE, RunRecord, find_runs
+from birdie.system.extras import install_line
 
 if TYPE_CHECKING:
     from birdie.golf.submission import Submission
@@ -148,7 +149,7 @@ def command(
             notify=log,
         )
     if not done.minified:
-        log("without python-minifier the script is larger than necessary; pip install 'birdie-compress[submit]'")
+        log(f"without python-minifier the script is larger than necessary; {install_line('submit')}")
     if json:
         print_json(_json(done) | {"left": left})
         return
@@ -157,7 +158,8 @@ def command(
     total = done.chosen.total_bytes
     print_line(f"code and model: {size(total)} of {size(parse_size(cap))}; all files: {size(done.folder_bytes)}")
     print_line(f"submission: {output}; the artifact is that of seed {done.chosen.seed}, the median")
-    print_line(f"check it: birdie audit {output}")
+    known = ", ".join(f"{finding.rule.name} {finding.result}" for finding in done.foreseen)
+    print_line(f"check it: birdie audit {output}{f'; it will find {known}' if known else ''}")
 
 
 def _seeds(text: str | None) -> list[int]:
@@ -183,6 +185,7 @@ def _json(done: "Submission") -> dict[str, Any]:
         "bytes_total": done.chosen.total_bytes,
         "bytes_folder": done.folder_bytes,
         "minified": done.minified,
+        "foreseen": [f"{finding.rule.name} {finding.result}: {finding.evidence}" for finding in done.foreseen],
         "comparison": None if test is None else asdict(test),
     }
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from birdie.cli.console import Json, log, plain, print_json, print_line, print_table, progress_bar
 from birdie.errors import ConfigError
+from birdie.system.extras import install_line
 
 if TYPE_CHECKING:
     from birdie.lab.sweeping import SweepRun, TrialResult
@@ -43,7 +44,7 @@ def command(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
-        raise ConfigError("optuna is not installed; pip install 'birdie-compress[lab]'") from error
+        raise ConfigError(f"optuna is not installed; {install_line('lab')}") from error
     sweep = read_sweep(file, trials)
     run = SweepRun(sweep, folder or Path("sweeps") / file.stem, storage, log)
     if not show:
@@ -61,6 +62,12 @@ def command(
 def _run(run: "SweepRun", parallel: int) -> None:
     total = run.sweep.trials
     log(f"{total} trials in {run.folder}, by {run.sweep.sampler}, pruner {run.sweep.pruner}, {parallel} at a time")
+    if run.sweep.pruner != "none" and not run.sweep.prunes:
+        every, steps = run.sweep.recipe.validation.every, run.sweep.recipe.train.last_step
+        log(
+            f"no trial is pruned: pruner {run.sweep.pruner} compares validations during training, and the recipe has "
+            f'none (validation.every is {every}, of {steps:,} steps); "validation.every" in [set] gives some'
+        )
     if parallel > 1 and run.recipe.train.cap_ms is not None:
         log(
             f"warning: the recipe stops after {run.recipe.train.max_wallclock_seconds:g} s, in which parallel trials "

@@ -3,7 +3,8 @@
 The run folder gets checkpoints, the artifact `model.birdie` and `summary.json`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import wraps
 from json import dumps
@@ -33,13 +34,13 @@ from birdie.gpt.run.recipe_loading import FLAT, configuration, without_none
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import EvaluationSettings
-from birdie.system.callbacks import no_message
+from birdie.system.callbacks import Progress, no_message
 from birdie.system.files import write_bytes
 
 if TYPE_CHECKING:
     from birdie.cli.tensorboard_events import Board
     from birdie.gpt.run.evaluation import Evaluation
-    from birdie.gpt.run.events import Event, Interrupted, Validated
+    from birdie.gpt.run.events import Event, Interrupted, LogPace, Validated
     from birdie.gpt.run.pipeline import Run
     from birdie.system.distributed import World
 
@@ -52,15 +53,17 @@ def build_app(tokens: Sequence[str]) -> App:
     cyclopts takes configuration before it parses tokens, so the recipe is looked up first. The command is an
     application of its own: beside other commands cyclopts would take the recipe's table [train] for a command.
     """
-    recipe, preset = recipe_and_preset(tokens)
+    named, preset = recipe_and_preset(tokens)
+    minutes = _minutes(tokens)
+    recipe = _small_recipe() if named is None and minutes is not None else named
     origins: dict[str, str] = {}
-    app = new_app("birdie train", config=configuration_of(recipe, preset, origins))
+    app = new_app("birdie train", config=configuration_of(recipe, preset, origins, minutes))
 
     @wraps(command)
     def checked(recipe_file: str | None = None, /, **flags: Any) -> None:
-        if recipe_file != recipe:  # its settings were not read
+        if recipe_file != named:  # its settings were not read
             raise ConfigError(f"name the recipe first: birdie train {recipe_file} …")
-        command(recipe_file, **flags, origins=origins)
+        command(recipe, **flags, origins=origins)
 
     app.default(checked)
     return app
@@ -70,29 +73,51 @@ def recipe_and_preset(tokens: Sequence[str]) -> tuple[str | None, str | None]:
     recipe = next((token for token in tokens if token.endswith(".toml") and not token.startswith("-")), None)
     if recipe is None and tokens and not tokens[0].startswith("-"):
         recipe = tokens[0]
-    preset = None
+    return recipe, _value_of("--preset", tokens)
+
+
+def _value_of(name: str, tokens: Sequence[str]) -> str | None:
+    """Return the last value of a flag among `tokens`; None without the flag."""
+    result = None
     for index, token in enumerate(tokens):
         flag, equals, value = token.partition("=")
-        if flag == "--preset":
-            preset = value if equals else "".join(tokens[index + 1 : index + 2])
-    return recipe, preset
+        if flag == name:
+            result = value if equals else "".join(tokens[index + 1 : index + 2])
+    return result
+
+
+def _minutes(tokens: Sequence[str]) -> float | None:
+    with suppress(ValueError):  # cyclopts refuses what is no number
+        return float(text) if (text := _value_of("--minutes", tokens)) is not None else None
+    return None
+
+
+def _small_recipe() -> str | None:
+    """Return the recipe for a training of minutes that names none: on a CPU that of a laptop."""
+    import torch
+
+    return None if torch.cuda.is_available() else "laptop"
 
 
 def configuration_of(
-    recipe: str | None, preset: str | None, origins: dict[str, str] | None = None
+    recipe: str | None, preset: str | None, origins: dict[str, str] | None = None, minutes: float | None = None
 ) -> tuple[Source, ...]:
-    """Return the settings of a recipe (a registered name or a file), shrunk by a preset unless that is None.
+    """Return the settings of a recipe (a registered name or a file), shrunk by a preset or to minutes, if given.
 
     Flags and environment variables override them, and `origins` takes those that they give.
     """
-    from birdie.gpt.run.presets import apply_preset
+    from birdie.gpt.run.presets import apply_preset, with_minutes
     from birdie.gpt.run.recipe_registry import find
 
     known = None if recipe is None else find(recipe)
-    if preset is None:
+    if preset is None and minutes is None:
         return configuration(None if known is None else known.path, origins)
-    settings = apply_preset(Recipe(), preset) if known is None else known.recipe(preset)
-    return sources(without_none(settings.to_dict()), preset, origins)
+    settings = Recipe() if known is None else known.recipe(preset)
+    if known is None and preset is not None:
+        settings = apply_preset(settings, preset)
+    if minutes is not None:
+        settings = with_minutes(settings, minutes)
+    return sources(without_none(settings.to_dict()), preset or "--minutes", origins)
 
 
 @compiling_notice()
@@ -106,6 +131,13 @@ def command(
     preset: Annotated[
         str | None,
         Parameter(help="Shrink the recipe. cpu: ten minutes on two cores; smoke: four steps, to see that it runs."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        Parameter(
+            help="Train for so long; the schedule fits, and validation and export come on top. A CPU without a recipe "
+            "takes that of a laptop."
+        ),
     ] = None,
     folder: Annotated[
         Path | None, Parameter(help="Run folder; default: runs/DIGEST, the digest of the recipe.")
@@ -150,8 +182,10 @@ def command(
         if resume:
             work.require_unchanged()  # before a line is added to the log
         with work.locked(), log_file(folder / "log.txt"):
-            if preset is not None:
-                notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")
+            if preset is not None or minutes is not None:
+                shrunk = "" if preset is None else f", preset {preset}"
+                shrunk += "" if minutes is None else f", {minutes:g} minutes"
+                notify(f"recipe: {recipe_file or 'defaults'}{shrunk}")
             if recipe_file is not None and (needs := find(recipe_file).about.needs):
                 notify(f"not supported, training without: {', '.join(needs)}")
             board = Board(folder / "tensorboard") if tensorboard and world.is_main else None
@@ -206,10 +240,11 @@ def follow(
     work: "Run", *, resume: bool = False, shown: bool = True, board: "Board | None" = None
 ) -> tuple["Validated | None", "Interrupted | None"]:
     """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
-    from birdie.gpt.run.events import Interrupted, Validated
+    from birdie.gpt.run.events import Interrupted, LogPace, Validated
 
     last: Validated | None = None
     interrupted: Interrupted | None = None
+    pace = LogPace(work.recipe.run)
     with stop_on_signal(shown=shown) as stop, progress_bar("training", "steps") as update:
         for event in work.train(resume=resume, stop=stop, on_warmup=update):
             if isinstance(event, Validated):
@@ -219,7 +254,7 @@ def follow(
             if board is not None:
                 board.record(event)
             if shown:
-                _log_event(event, work, update)
+                _log_event(event, work, update, pace)
         if interrupted is None and stop():  # during the last step
             if shown:
                 log("Training is complete and saved; the same command with --resume compresses the model.")
@@ -227,14 +262,14 @@ def follow(
     return last, interrupted
 
 
-def _log_event(event: "Event", work: "Run", update: Callable[[float, float | None], None]) -> None:
+def _log_event(event: "Event", work: "Run", update: Progress, pace: "LogPace") -> None:
     from birdie.gpt.run.events import Checked, Profiled, Saved, Started, Validated
     from birdie.gpt.train.loop import Step
     from birdie.gpt.train.plan import fraction_done
 
     if isinstance(event, Step):
         update(event.number, event.number / fraction_done(work.recipe.training, event.number, event.train_ms))
-        if work.recipe.run.logs(event.number) or event.stopping:
+        if pace.due(event.number) or event.stopping:
             log(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
                 f"{event.train_ms / 1000:.1f} s  {event.train_ms / event.number:.1f} ms/step"

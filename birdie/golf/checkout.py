@@ -29,6 +29,7 @@ from birdie.gpt.run.work import Work
 from birdie.gpt.score.accumulator import Score
 from birdie.standalone import PACKAGE
 from birdie.system.distributed import run_on_main
+from birdie.system.extras import install_line
 from birdie.system.files import write_bytes
 
 UNPACKED_BYTES = 2**32
@@ -69,7 +70,7 @@ def log_code(log: Log, recipe: Recipe) -> int:
         return 0
     packed = pack("train", recipe)
     if not packed.minified:
-        log.note("python-minifier is not installed, so the code is larger; pip install 'birdie-compress[submit]'")
+        log.note(f"python-minifier is not installed, so the code is larger; {install_line('submit')}")
     log.sources([Path(sys.argv[0]), *(PACKAGE.parent / name for name in sorted(packed.sources))])
     return len(packed.script)
 

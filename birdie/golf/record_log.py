@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 def data_lines(settings: "DataSettings", data: "RunData", length: int) -> Iterator[str]:
     """Yield the lines about data: kind and name of the tokenizer, training shards, pattern and size of validation."""
-    shards, pattern = (
-        data.dataset.train,
-        settings.val[0] if settings.val else f"{Path(settings.path)}/fineweb_val_*.bin",
-    )
+    shards, text = data.dataset.train, data.dataset.val[0].name.partition("_val_")[0]
+    pattern = settings.val[0] if settings.val else f"{Path(settings.path)}/{text}_val_*.bin"
     yield f"val_bpb:enabled tokenizer_kind={data.tokenizer.kind} tokenizer_path={settings.tokenizer}"
     yield f"train_loader:dataset:{shards[0].parent.name} train_shards:{len(shards)}"
     yield f"val_loader:shards pattern={pattern} tokens:{(len(data.text.tokens) - 1) // length * length}"

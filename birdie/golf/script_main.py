@@ -29,7 +29,7 @@ from birdie.golf.record_log import (
 )
 from birdie.golf.script_score import Log, opened, or_exit, roundtrip, with_data
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.events import Validated
+from birdie.gpt.run.events import LogPace, Validated
 from birdie.gpt.run.float_weights import Trained, load_float, save_float
 from birdie.gpt.run.program import calibrate, export, finish, follow, training
 from birdie.gpt.run.recipe_settings import Recipe
@@ -113,6 +113,7 @@ def start_folder(folder: Path, work: Work) -> None:
 def train(log: Log, work: Work, model: GPT, folder: Path) -> Trained:
     """Train a model, with a line for each event; steps and validations also go into the files of the run folder."""
     recipe, total, last = work.recipe, work.recipe.train.iterations, None
+    pace = LogPace(recipe.run)
 
     def keep(name: str, values: Mapping[str, float]) -> None:
         if log.active:
@@ -129,11 +130,12 @@ def train(log: Log, work: Work, model: GPT, folder: Path) -> Trained:
                 last = event
                 log(validation_line(event.step, total, event.score, event.train_ms))
                 keep("history", {"step": event.step, "train_ms": event.train_ms, "bpb": event.score.bpb})
-            elif isinstance(event, Step) and (recipe.run.logs(event.number) or event.stopping):
-                if recipe.run.log_every:
+            elif isinstance(event, Step):
+                if recipe.run.log_every and (pace.due(event.number) or event.stopping):
                     log(step_line(event.number, total, event.loss, event.train_ms))
-                values = {"step": event.number, "train_ms": event.train_ms, "loss": event.loss}
-                keep("metrics", {**values, "lr_multiplier": event.lr_multiplier})
+                if recipe.run.logs(event.number) or event.stopping:
+                    values = {"step": event.number, "train_ms": event.train_ms, "loss": event.loss}
+                    keep("metrics", {**values, "lr_multiplier": event.lr_multiplier})
         cap = recipe.training.cap_ms
         if run.number < total and cap is not None and run.clock.ms >= cap:
             log(capped_line(run.number, total, run.clock.ms))

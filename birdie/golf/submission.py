@@ -21,7 +21,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
-from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
+from birdie.golf.audit.plan import foreseen
+from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS, COVERAGE, Finding
 from birdie.golf.packed_script import PackedScript, pack
 from birdie.gpt.data.tokenizer import BYTES
 from birdie.gpt.run.environment import CHOICES, DEAD
@@ -139,6 +140,7 @@ class Submission:
         chosen: the seed whose artifact ships: the median by bits per byte, of two the better one.
         comparison: t-test against the baseline, in nats per token; None without a baseline.
         minified: False where python-minifier is not installed; the script is larger then.
+        foreseen: what an audit does not pass because of the recipe or the seeds.
     """
 
     folder: Path
@@ -147,6 +149,7 @@ class Submission:
     comparison: Test | None
     folder_bytes: int
     minified: bool
+    foreseen: tuple[Finding, ...] = ()
 
     @property
     def val_loss(self) -> float:
@@ -202,6 +205,11 @@ def submit(
         raise BudgetError(
             f"the code has {len(packed.script):,} bytes, and the cap is {cap:,}: nothing is left to train"
         )
+    findings = tuple(foreseen(recipe, seeds, len(packed.script), cap))
+    for finding in findings:
+        notify(f"warning: birdie audit will find {finding.rule.name} {finding.result}: {finding.evidence}")
+    if recipe.validation.max_tokens and any(finding.rule == COVERAGE for finding in findings):
+        notify("validation.max_tokens 0 scores the whole split")
     work = folder.with_name(f"{folder.name}.work")
     require_writable(require_own_folder(work, _WORK, beside=[LOCK, HOLDER], folders=["runs", "logs"]))
     with locked_folder(work, notify):
@@ -209,7 +217,8 @@ def submit(
         make = _Runner(work, recipe, packed, cap, ranks, notify)
         sources = {run.seed: run for run in runs}
         results = [_checked(make.result(seed, sources.get(seed)), cap) for seed in seeds]
-        return _write(folder, recipe, packed, results, scores, cap, about or SubmissionAbout(), overwrite)
+        done = _write(folder, recipe, packed, results, scores, cap, about or SubmissionAbout(), overwrite)
+        return replace(done, foreseen=findings)
 
 
 def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) -> None:

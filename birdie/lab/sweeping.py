@@ -111,17 +111,17 @@ class Sweep:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name} of the sweep is {value!r}; give an integer of at least {least}")
-        every, steps = self.recipe.validation.every, self.recipe.train.last_step
-        if self.pruner != "none" and not 0 < every < steps:
-            raise ConfigError(
-                f"pruner {self.pruner} compares validations during training, and the recipe has none (validation.every "
-                f'is {every}, of {steps:,} steps); set "validation.every" in [set], or pruner = "none"'
-            )
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():  # Optuna corrects an uneven step
             warnings.simplefilter("ignore")
             self.suggest(optuna.create_study(sampler=RandomSampler()).ask())  # refuses what no trial could have
         if self.sampler == "grid":
             object.__setattr__(self, "trials", min(self.trials, len(self.grid())))
+
+    @property
+    def prunes(self) -> bool:
+        """True if trials can be stopped by their validations: the recipe has some before its last step."""
+        return self.pruner != "none" and 0 < self.recipe.validation.every < self.recipe.train.last_step
 
     def grid(self) -> list[dict[str, Any]]:
         """Return the combinations of a grid, in the order of the trials."""
@@ -248,7 +248,6 @@ class SweepRun(Experiment):
     """
 
     def __init__(self, sweep: Sweep, folder: Path, storage: str | None = None, notify: Notify = no_message) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", ExperimentalWarning)
         super().__init__(folder)
         self.notify, self.sweep, self.recipe = notify, sweep, resolved(sweep.recipe)
@@ -376,11 +375,11 @@ def _sampler(sweep: Sweep, begun: int) -> BaseSampler:
 
 
 def _pruner(sweep: Sweep) -> BasePruner:
+    if not sweep.prunes:
+        return NopPruner()
     if sweep.pruner == "median":
         return MedianPruner()
-    if sweep.pruner == "hyperband":
-        return HyperbandPruner(sweep.recipe.validation.every, sweep.recipe.train.last_step)
-    return NopPruner()
+    return HyperbandPruner(sweep.recipe.validation.every, sweep.recipe.train.last_step)
 
 
 def _open_storage(url: str | None, journal: Path) -> BaseStorage:

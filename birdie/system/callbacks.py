@@ -89,8 +89,16 @@ def bar(description: str, unit: str, console: "Console | None" = None) -> Iterat
     console = console or Console(stderr=True)
     visible = (console.is_terminal or console.is_jupyter) and os.environ.get("RANK", "0") == "0"
     with progress.Progress(*columns, console=console, transient=True, disable=not visible) as shown:
-        task = shown.add_task(description, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+        number = shown.add_task(description, total=None)
+        task = shown.tasks[0]
+
+        def update(done: float, total: float | None) -> None:
+            # `update` would forget the rate at a new total, such as an estimate of the steps of a run, and take a bar
+            # that was full once for finished
+            task.total, task.finished_time = total, None
+            shown.update(number, completed=done)
+
+        yield update
 
 
 def quantity(value: float) -> str:

@@ -1,10 +1,12 @@
 """Figures by matplotlib, which is imported when one is drawn, written as images."""
 
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from birdie.errors import ConfigError
+from birdie.system.extras import install_line
 from birdie.system.files import write_bytes
 from birdie.system.outputs import Kind, Source, require_output
 
@@ -17,13 +19,16 @@ def new_figure(width: float, height: float) -> Any:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "a plot needs matplotlib, which is not installed; pip install 'birdie-compress[lab]'"
-        ) from error
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     return Figure((width, height), layout="constrained")
+
+
+def require_matplotlib() -> None:
+    """Raise ConfigError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"a plot needs matplotlib, which is not installed; {install_line('lab')}")
 
 
 def image_path(path: Source, *, overwrite: bool = False) -> Path:

@@ -1,8 +1,8 @@
 """A tokenizer in plain JSON, as birdie/web/tokenizer.js reads it.
 
-A SentencePiece model is 254 kB, of which 240 kB are the table of its normalization: 225,000 sequences of characters and
-what becomes of them. Nearly all of it follows from Unicode, which every browser knows, and what the browser says about
-a character never changes (Unicode's stability policy). So these parts describe the table:
+A SentencePiece model of the challenge is 254 kB, of which 240 kB are the table of its normalization: 225,000 sequences
+of characters and what becomes of them. Nearly all of it follows from Unicode, which every browser knows, and what the
+browser says about a character never changes (Unicode's stability policy). So these parts describe the table:
 
     ranges       characters that become their NFKC form; exceptions: those that become something else
     sequences    characters, each already mapped by itself, that together become their NFKC form, and exceptions
@@ -68,6 +68,7 @@ def tokenizer_description(tokenizer: Tokenizer) -> dict[str, Any]:
         "hasBytes": bool(trainer.get(35, 0)),
         "addsSpace": bool(normalizer.get(3, 1)),
         "joinsSpaces": bool(normalizer.get(4, 1)),
+        "keepsText": tokenizer.keeps_text,
         "normalization": normalization,
     }
 

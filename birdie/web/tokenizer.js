@@ -18,7 +18,7 @@ export function createTokenizer(description) {
   const pieces = new Pieces(description);
   if (description.kind === "sentencepiece") return pieces;
   return {
-    encode: (text) => pieces.encode(encodeCase(pieces.normalize(text).replaceAll(SPACE, " "))),
+    encode: (text) => pieces.encode(encodeCase(pieces.keepsText ? text : pieces.normalize(text).replaceAll(SPACE, " "))),
     decode: (ids) => decodeCase(pieces.decode(ids)),
   };
 }
@@ -41,6 +41,7 @@ class Pieces {
     this.hasBytes = description.hasBytes;
     this.addsSpace = description.addsSpace;
     this.joinsSpaces = description.joinsSpaces;
+    this.keepsText = description.keepsText;
     /** @type {Map<string, number>} */
     this.ids = new Map(this.pieces.flatMap((piece, id) => (typeof piece === "string" ? [[piece, id]] : [])));
     /** @type {number[]} */
@@ -101,8 +102,12 @@ class Pieces {
     return this.symbols.find((symbol) => Array.from(symbol).every((character, i) => characters[at + i] === character));
   }
 
-  /** Return the ids of `text`. @param {string} text */
+  /** Return the ids of `text`. @param {string} text @returns {number[]} */
   encode(text) {
+    if (this.keepsText && text.includes(SPACE)) {
+      const own = Array.from(new TextEncoder().encode(SPACE), (byte) => this.byteIds[byte]); // its piece is a space
+      return text.split(SPACE).flatMap((part, i) => (i ? [...own, ...this.encode(part)] : this.encode(part)));
+    }
     const characters = Array.from(this.normalize(text));
     /** @type {{text: string, isFrozen: boolean}[]} */
     const parts = [];

@@ -127,6 +127,22 @@ def test_a_new_command_is_one_file(
         sys.modules.pop("birdie.cli.hello", None)
 
 
+@pytest.mark.parametrize("command", ["train", "submit", "evaluate"])
+def test_help_shows_the_marked_settings_and_names_the_rest(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def flags(*tokens: str) -> set[str]:
+        assert run(build_app, [command, *tokens]) == 0
+        shown = capsys.readouterr().out
+        assert (f"birdie {command} --help-all" in shown.splitlines()[-1]) == (tokens == ("--help",))
+        names = re.sub(r"\n│ +(?=\.)", "", shown)  # a long name goes on in the next line
+        return set(re.findall(r"--[a-z][\w.-]*\w", names))
+
+    short, long = flags("--help"), flags("--help-all")
+    assert short < long | {"--help-all"}
+    assert 5 < len(short) < 45
+    assert len(long) > 2 * len(short)
+    assert {"--json", "--device"} <= short
+
+
 def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
     code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--lossless")
     assert code == 0
@@ -742,20 +758,20 @@ def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
     artifact = tmp_path / "run" / "model.birdie"
     code, score, _ = ask("evaluate", artifact)
     assert code == 0
-    counts = np.array(read_shard(folder / "fineweb_val_bytes_000000.bin"))
+    counts = np.array(read_shard(folder / "text_val_bytes_000000.bin"))
     assert counts.sum() == prepared["val"]["bytes"]
     assert score["text_bytes"] == counts[1 : 1 + score["tokens"]].sum()
     assert score["bpb"] == pytest.approx(score["val_loss"] * score["tokens"] / math.log(2) / score["text_bytes"])
     assert ask("sample", artifact, "--prompt", "Line NASA", "--tokens", "3")[1]["text"].startswith("Line NASA")
 
     counts[np.flatnonzero(counts)[1]] += 1  # a plausible count: the score must follow the sidecar
-    write_shard(folder / "fineweb_val_bytes_000000.bin", counts)
+    write_shard(folder / "text_val_bytes_000000.bin", counts)
     assert ask("evaluate", artifact)[1]["text_bytes"] == score["text_bytes"] + 1
-    (folder / "fineweb_val_bytes_000000.bin").unlink()
+    (folder / "text_val_bytes_000000.bin").unlink()
     for again in (["evaluate", artifact], ["train", "--folder", tmp_path / "again", *TINY, *flags]):
         code, answer, _ = ask(*again)
         assert (code, answer["error"]["type"]) == (1, "DataError")
-        assert "has no byte sidecar (fineweb_val_bytes_000000.bin)" in answer["error"]["message"]
+        assert "has no byte sidecar (text_val_bytes_000000.bin)" in answer["error"]["message"]
 
 
 def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_the_demo_leaves_a_run_like_any_other(
 
     monkeypatch.setattr(demo, "demo_recipe", smaller)
     sources = Path(__file__).resolve().parents[2] / "birdie" / "cli" / "*.py"
-    monkeypatch.setattr("birdie.cli.demo.stdlib_corpus", lambda: file_corpus([sources]))
+    monkeypatch.setattr("birdie.cli.demo.stdlib_corpus", lambda: file_corpus([sources], name="stdlib"))
     assert run(build_app, ["demo", "--folder", str(tmp_path), "--seconds", "0.1", "--json"]) == 0
     output = capsys.readouterr()
     answer = json.loads(output.out)

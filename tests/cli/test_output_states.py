@@ -327,7 +327,7 @@ def test_folders_of_results_are_begun_where_nothing_is(
 ) -> None:
     """A folder with somebody's files, also of the names that birdie uses, is refused before anything is read."""
     target = tmp_path / "out"
-    folder = target / "datasets" / "fineweb10B_byte260" if command == "prepare" else target
+    folder = target / "datasets" / "text_byte260" if command == "prepare" else target
     folder.mkdir(parents=True)
     (folder / thing).mkdir() if thing == "runs" else (folder / thing).write_bytes(MINE)
     tokens = own_folders(inputs, tmp_path)[command]

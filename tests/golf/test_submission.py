@@ -100,6 +100,14 @@ def test_a_folder_has_all_seeds_and_the_median_artifact(make: Submit, tmp_path: 
     assert done.folder_bytes == sum(path.stat().st_size for path in folder.iterdir())
 
 
+def test_what_the_audit_will_find_is_said_before_the_first_seed(make: Submit) -> None:
+    log: list[str] = []
+    done = make(seeds=(3, 1), notify=log.append)
+    assert [(finding.rule.name, finding.result) for finding in done.foreseen] == [("seeds", "unknown")]
+    assert log[0].startswith("warning: birdie audit will find seeds unknown: 2 seeds are scored (1, 3)")
+    assert "training" in log[1]
+
+
 def test_a_tokenizer_ships_beside_the_script(make: Submit, tmp_path: Path) -> None:
     (tmp_path / "my.model").write_bytes(b"pieces")
     packed: list[Recipe] = []
@@ -279,6 +287,7 @@ def test_a_submission_scores_itself_without_birdie_and_passes_the_audit(tmp_path
     assert result.failed == ()
     unknown = {rule.name for rule in RULES if result.result(rule) == "unknown"}
     assert unknown == {"validation-unseen", "whole-split"}
+    assert {(finding.rule.name, finding.result) for finding in done.foreseen} == {("whole-split", "unknown")}
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(tmp_path / "sub" / "train_gpt.py", bare)

@@ -1,6 +1,7 @@
 """Progress and start-up time, as a user sees them."""
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,17 @@ def test_a_bar_shows_description_share_and_rate_on_a_terminal() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "compressing" in text
     assert "50%" in text
+
+
+def test_a_bar_keeps_its_rate_when_the_total_is_estimated_anew() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with bar("training", "steps", console) as update:
+        update(1, 1)  # the warm-up before
+        for done in range(1, 200):
+            update(done, 400 + done / 7)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "steps/s" in text
+    assert re.search(r"\d:\d\d:\d\d", text)
 
 
 def test_nothing_is_written_without_a_terminal_or_on_other_ranks(

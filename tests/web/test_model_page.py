@@ -30,8 +30,10 @@ from birdie.artifact.saving import save
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError, ConfigError, DataError
+from birdie.gpt.data.caseops import OPERATORS
 from birdie.gpt.data.tokenizer import (
     ByteTokenizer,
+    CaseOpsTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     load_tokenizer,
@@ -51,6 +53,7 @@ from birdie.web.model_plan import model_plan
 from birdie.web.pieces import tokenizer_description
 from birdie.web.units import BYTE_ORDER_MARK, text_of
 from scripts import demo_page
+from tests.gpt.data.published_vocabulary import published
 from tests.gpt.model.technique_table import ALL, COMBINATIONS, SMALL, randomized, tokens, with_settings
 from tests.web.browser import Tab, chromium
 
@@ -142,6 +145,8 @@ TOKENIZERS = {
     "bytes": ByteTokenizer,
     "birdie's": lambda: train_sentencepiece(LINES * 9, 300),
     "CaseOps": lambda: train_caseops(LINES * 9, 300),
+    "the challenge's": lambda: published(LINES * 9, 300),
+    "the challenge's CaseOps": lambda: CaseOpsTokenizer(published(LINES * 9, 300, OPERATORS)),
     "NFKC, spaces stay": lambda: trained(normalization_rule_name="nfkc", remove_extra_whitespaces=False),
     "no rule, a symbol": lambda: trained(normalization_rule_name="identity", user_defined_symbols=["self", "<a>"]),
 }
@@ -187,7 +192,7 @@ def test_tokens_and_texts_equal_those_of_python(build: Any) -> None:
 
 
 def test_the_table_of_normalization_takes_a_hundredth_of_its_bytes() -> None:
-    tokenizer = train_sentencepiece(LINES * 9, 300)
+    tokenizer = published(LINES * 9, 300)
     description = json.dumps(tokenizer_description(tokenizer), ensure_ascii=False).encode()
     assert len(tokenizer.model_bytes) > 240_000
     assert len(description) < 24_000

@@ -68,7 +68,7 @@ def audit_artifact(path: Path, shown: str, options: AuditOptions) -> Iterator[Fi
     yield Finding(rules.SELF_CONTAINED, "pass", "the model is rebuilt from the file's bytes alone", "file", shown)
     evidence = f"decoded in {seconds:.1f} s on a CPU; {model.config.vocab_size:,} log-probabilities for each token"
     yield Finding(rules.RUNS, "pass", evidence, "file", shown)
-    yield _check_recipe(recipe, metadata, shown)
+    yield check_recipe(recipe, metadata, shown)
     text, problems = _validation_text(recipe, metadata, options, shown)
     yield from problems
     tokens = _random_tokens(model) if text is None else np.asarray(text.text.tokens[: options.tokens + 1])
@@ -87,7 +87,7 @@ def _unusable(path: Path) -> Result:
     return "unknown"
 
 
-def _check_recipe(recipe: Recipe, metadata: Mapping[str, Any], shown: str) -> Finding:
+def check_recipe(recipe: Recipe, metadata: Mapping[str, Any], shown: str) -> Finding:
     """Return what the file states about its training; that is its author's word."""
     shared = set(recipe.data.train) & set(recipe.data.val)
     if metadata.get("model") != "gpt":

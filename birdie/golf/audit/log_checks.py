@@ -5,7 +5,7 @@ unknown.
 """
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from birdie.golf.audit import rules
@@ -37,7 +37,7 @@ def check_log(log: TrainingLog, *, unlimited: bool = False) -> tuple[Finding, ..
 def _times(log: TrainingLog) -> Iterator[_Check]:
     if (train := log.train_ms) is not None:
         excess, step = train.value - CAP_MS, log.mean_step_ms or 0.0
-        evidence = f"training took {train.value:,.0f} ms of {CAP_MS:,.0f}"
+        evidence = f"training takes {train.value:,.0f} ms of {CAP_MS:,.0f}"
         if excess > 0:  # records that end at 600,028 ms were accepted
             within = log.capped and excess < SLOW_STEP * step
             evidence += f": {excess:,.0f} ms too many; the mean step takes {step:,.0f} ms"
@@ -60,7 +60,7 @@ def _coverage(log: TrainingLog) -> Iterator[_Check]:
     if targets is None:
         return
     if (split := complete_split(targets.value)) is None:
-        evidence = f"{targets.value:,.0f} targets were scored, which is no known cut of the whole split"
+        evidence = f"{targets.value:,.0f} targets are scored, which is no known cut of the whole split"
         yield rules.COVERAGE, "unknown", evidence, targets
         return
     evidence = f"{targets.value:,.0f} targets are the whole split of vocabulary {split.vocabulary}"
@@ -77,6 +77,13 @@ def _coverage(log: TrainingLog) -> Iterator[_Check]:
         yield rules.BYTES, "fail", f"{evidence}: the score is {score} by {abs(excess):.2%}", final
 
 
+def seeds_result(seeds: Collection[int], *, unlimited: bool = False) -> tuple[Result, str]:
+    """Return whether as many seeds are scored as is usual, and the sentence for it."""
+    names = ", ".join(map(str, sorted(seeds)))
+    result: Result = "pass" if len(seeds) >= USUAL_SEEDS and not unlimited else "unknown"
+    return result, f"{len(seeds)} seeds are scored ({names}); {USUAL_SEEDS} are usual"
+
+
 def check_seeds(claim: Mapping[str, Any], logs: Sequence[TrainingLog], shown: str) -> Iterator[Finding]:
     """Yield findings on the seeds that were scored, and on the figures of submission.json.
 
@@ -90,8 +97,7 @@ def check_seeds(claim: Mapping[str, Any], logs: Sequence[TrainingLog], shown: st
         yield Finding(rules.SIZE, *size_result(total, "code and model by submission.json"), "claim", shown)
     if not scored:
         return
-    evidence = f"{len(scored)} seeds were scored ({', '.join(map(str, sorted(scored)))}); {USUAL_SEEDS} are usual"
-    result: Result = "pass" if len(scored) >= USUAL_SEEDS and not is_unlimited(claim) else "unknown"
+    result, evidence = seeds_result(scored, unlimited=is_unlimited(claim))
     if isinstance(claimed, list) and {str(seed) for seed in claimed} != {str(seed) for seed in scored}:
         evidence += f"; submission.json claims {', '.join(map(str, claimed))}"
         result = "fail"

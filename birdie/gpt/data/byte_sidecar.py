@@ -35,7 +35,7 @@ def read_sidecar(shard: Path) -> Tokens:
     """Return the bytes of each token (N,) of a validation shard as a read-only memory map."""
     path = sidecar_of(shard)
     if path == shard or not path.exists():
-        name = "fineweb_val_bytes_*.bin" if path == shard else path.name
+        name = "*_val_bytes_*.bin" if path == shard else path.name
         raise DataError(
             f"{shard} has no byte sidecar ({name}) beside it, which scoring CaseOps data needs; "
             "download it from the source of the shard, or prepare the data again"

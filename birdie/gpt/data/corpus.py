@@ -9,26 +9,31 @@ splits. Copies of a held-out document are not trained on.
 import bz2
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import math
 import os
+import re
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TextIO, cast
+from typing import Literal, TextIO, cast, get_args
 
 from birdie.errors import ConfigError, DataError
 from birdie.system.regular import files_below
 
-Unit = Literal["file", "line", "jsonl"]
-Documents = Literal["auto", "file", "line"]
+Unit = Literal["file", "part", "line", "jsonl"]
+Documents = Literal["auto", "file", "part", "line"]
 
+STDLIB = "stdlib"
+"""Name of the corpus of Python's standard library."""
 VALIDATION_FRACTION = 0.05
+_PART = 2_000  # least characters of a part of a file of at least twenty of them
 _MIN_FILES_TO_SPLIT = 20  # with fewer files the split is by document, because one file is too large a share
 _WILDCARDS = set("*?[")
 _EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -40,7 +45,8 @@ class TextFile:
 
     Attributes:
         key: its name relative to the corpus, with "/" on every system; a split by file hashes it.
-        unit: a document is the entire "file", a "line", or field "text" of each line ("jsonl").
+        unit: a document is the entire "file", a "part" of some lines, a "line" without its end, or field "text" of each
+            line ("jsonl").
         skip_undecodable: a file that is not UTF-8 has no documents instead of being an error.
     """
 
@@ -50,7 +56,7 @@ class TextFile:
     skip_undecodable: bool = False
 
     def documents(self) -> Iterator[str]:
-        """Yield the documents that are more than whitespace; line ends become "\\n".
+        """Yield the documents that are more than whitespace, as they are but for a byte order mark.
 
         A file that gzip, bzip2 or xz compressed, whatever its name, is decompressed.
         """
@@ -58,8 +64,10 @@ class TextFile:
             with _open_text(self.path) as file:
                 if self.unit == "file":
                     texts: Iterator[str] = iter([file.read()])
+                elif self.unit == "part":
+                    texts = _parts(file)
                 else:
-                    texts = self._records(file) if self.unit == "jsonl" else (line.rstrip("\n") for line in file)
+                    texts = self._records(file) if self.unit == "jsonl" else (line.rstrip("\r\n") for line in file)
                 yield from (text for text in texts if text and not text.isspace())
         except UnicodeDecodeError as error:
             if self.skip_undecodable:
@@ -94,21 +102,33 @@ _REFUSED = {
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
 
 
+def _parts(file: TextIO) -> Iterator[str]:
+    """Yield the lines of a file, joined to documents of 2,000 characters, or a twentieth of a file of fewer."""
+    head = file.read(20 * _PART) + file.readline()
+    least, part = min(_PART, len(head) // 20), ""
+    for line in chain(io.StringIO(head, newline="\n"), file):
+        part += line
+        if len(part) >= least and not line.isspace():  # empty lines alone would be no document
+            yield part
+            part = ""
+    yield part
+
+
 def _open_text(path: Path) -> TextIO:
-    """Open a file of text, which may be compressed."""
+    """Open a file of text, which may be compressed; ends of lines stay as they are."""
     with path.open("rb") as file:
         head = file.read(4096)
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
-        return bz2.open(path, "rt", encoding="utf-8-sig")
+        return bz2.open(path, "rt", encoding="utf-8-sig", newline="\n")
     for magic, opened in ((b"\x1f\x8b", gzip.open), (b"\xfd7zXZ\x00", lzma.open)):
         if head.startswith(magic):
-            return cast(TextIO, opened(path, "rt", encoding="utf-8-sig"))
+            return cast(TextIO, opened(path, "rt", encoding="utf-8-sig", newline="\n"))
     for magic, kind in _REFUSED.items():
         if head.startswith(magic):
             raise DataError(f"{path} is {kind}")
     if 10 * head.count(0) > len(head):  # so does UTF-16 look without a mark at its beginning
         raise DataError(f"{path} is not text but binary, or UTF-16; convert it to UTF-8 or leave it out of the pattern")
-    return path.open(encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig", newline="\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +149,14 @@ class Corpus:
     """Training documents and held-out validation documents.
 
     Attributes:
-        name: for logs and data sets.
+        name: for logs, and of the data set's folder and files; letters, digits, "." and "-".
         train_files: files with training documents.
         validation_files: files with held-out documents.
         held_out_fraction: set if both are the same files: the share of documents held out, by hash of their text (so
             copies of a document are in one split).
         excludes_copies: leave copies of held-out documents out of the training documents. It is set if birdie chose the
             held-out files itself; if the user chose them, copies are an error.
+        source: digest of the paths that the text comes from, so that no data set replaces that of another text.
     """
 
     name: str
@@ -143,6 +164,7 @@ class Corpus:
     validation_files: tuple[TextFile, ...]
     held_out_fraction: float | None = None
     excludes_copies: bool = False
+    source: str = ""
 
     def train(self) -> Iterator[str]:
         """Yield the training documents, in order."""
@@ -219,6 +241,17 @@ def _split_by_file(name: str, files: Sequence[TextFile], fraction: float) -> Cor
     return Corpus(name, train, held_out, excludes_copies=True)
 
 
+def require_text_name(name: str) -> str:
+    """Return a name of a text if it can be part of the names of files: shards end in `_train_000000.bin`."""
+    if name != _text_name(name):
+        raise ConfigError(f"the name {name!r} has more than letters, digits, '.' and '-'; try {_text_name(name)!r}")
+    return name
+
+
+def _text_name(name: str) -> str:
+    return re.sub(r"[^\w.-]|_", "-", name).strip("-.") or "text"
+
+
 def stdlib_corpus() -> Corpus:
     """Return the sources of Python's standard library, text that every machine has; each file is one document.
 
@@ -235,7 +268,8 @@ def stdlib_corpus() -> Corpus:
                 files.append(TextFile(path, path.relative_to(root).as_posix(), "file", skip_undecodable=True))
     if not files:
         raise DataError(f"no .py files under {root}: this Python has no library sources; give text files instead")
-    return _split_by_file("stdlib", sorted(files, key=lambda file: file.key), VALIDATION_FRACTION)
+    corpus = _split_by_file(STDLIB, sorted(files, key=lambda file: file.key), VALIDATION_FRACTION)
+    return replace(corpus, source=STDLIB)
 
 
 def file_corpus(
@@ -244,13 +278,13 @@ def file_corpus(
     validation: Sequence[str | Path] = (),
     documents: Documents = "auto",
     validation_fraction: float = VALIDATION_FRACTION,
-    name: str = "files",
+    name: str | None = None,
 ) -> Corpus:
     """Return a corpus of local files, folders (without hidden files and `__pycache__`) or globs, in sorted order.
 
-    A `.jsonl` file has one document per line, in field "text". In text files a document is the entire file or a line,
-    as `documents` says; "auto" takes files, or lines if there is only one text file, which could not be split
-    otherwise. Files that gzip, bzip2 or xz compressed are read as what they hold.
+    A `.jsonl` file has one document per line, in field "text". In text files a document is the entire file, a part of
+    it of some lines, or a line, as `documents` says; "auto" takes files, or parts if there is only one text file, which
+    could not be split otherwise. Files that gzip, bzip2 or xz compressed are read as what they hold.
 
     Args:
         patterns: training text; unless `validation` is given, some of its documents are held out.
@@ -258,27 +292,34 @@ def file_corpus(
         documents: unit of a document in text files.
         validation_fraction: share held out, by file with 20 files or more, else by document; at least one document and
             never all of them.
+        name: of the corpus; default: that of its only file or folder, else of the folder that all are in.
     """
-    if documents not in ("auto", "file", "line"):
-        raise ConfigError(f"documents={documents!r} is unknown; choose auto, file or line")
+    if documents not in get_args(Documents):
+        raise ConfigError(f"documents={documents!r} is unknown; choose {', '.join(get_args(Documents))}")
     if not 0 < validation_fraction < 1:
         raise ConfigError(f"validation_fraction={validation_fraction} must be between 0 and 1")
     keys = _find_files(patterns)
+    tops = [_top(str(pattern)).resolve() for pattern in patterns]
+    common = Path(os.path.commonpath(tops))
+    stem = common.name if common.is_dir() else (common.with_suffix("") if _is_compressed(common) else common).stem
+    name = _text_name(stem) if name is None else require_text_name(name)
     held_out = _find_files(validation) if validation else {}
-    unit = documents
-    if unit == "auto":
-        unit = "line" if sum(not _is_jsonl(path) for path in keys) == 1 else "file"
+    unit: Unit = "part" if sum(not _is_jsonl(path) for path in keys) == 1 else "file"
+    if documents != "auto":
+        unit = documents
     train = _text_files({path: key for path, key in keys.items() if path not in held_out}, unit)
     if not train:
         raise DataError("every training file is a validation file as well; nothing is left to train on")
     if validation:
-        return Corpus(name, train, _text_files(held_out, unit))
-    if len(train) >= _MIN_FILES_TO_SPLIT:
-        return _split_by_file(name, train, validation_fraction)
-    return Corpus(name, train, train, validation_fraction)
+        corpus = Corpus(name, train, _text_files(held_out, unit))
+    elif len(train) >= _MIN_FILES_TO_SPLIT:
+        corpus = _split_by_file(name, train, validation_fraction)
+    else:
+        corpus = Corpus(name, train, train, validation_fraction)
+    return replace(corpus, source=_digest("\n".join(sorted(map(str, tops)))).hex())
 
 
-def _text_files(keys: dict[Path, str], unit: Literal["file", "line"]) -> tuple[TextFile, ...]:
+def _text_files(keys: dict[Path, str], unit: Unit) -> tuple[TextFile, ...]:
     """Return the files of `keys` (path → key), sorted by key."""
     return tuple(
         TextFile(path, key, "jsonl" if _is_jsonl(path) else unit)
@@ -287,7 +328,11 @@ def _text_files(keys: dict[Path, str], unit: Literal["file", "line"]) -> tuple[T
 
 
 def _is_jsonl(path: Path) -> bool:
-    return (path.with_suffix("") if path.suffix in _COMPRESSED_SUFFIXES else path).suffix == ".jsonl"
+    return (path.with_suffix("") if _is_compressed(path) else path).suffix == ".jsonl"
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.suffix in _COMPRESSED_SUFFIXES
 
 
 def _find_files(patterns: Sequence[str | Path]) -> dict[Path, str]:
@@ -301,17 +346,21 @@ def _find_files(patterns: Sequence[str | Path]) -> dict[Path, str]:
     return keys
 
 
+def _top(pattern: str) -> Path:
+    """Return what `pattern` names, or its folder without wildcards."""
+    top = Path(pattern)
+    return top if top.exists() else next(path for path in top.parents if _WILDCARDS.isdisjoint(str(path)))
+
+
 def _matches(pattern: str) -> Iterator[tuple[Path, str]]:
     """Yield (resolved path, key) of the files that match `pattern`; keys are relative to its part without wildcards."""
-    top = Path(pattern)
-    if top.exists():
-        matches, root = [top], top if top.is_dir() else top.parent
-    else:
+    top = _top(pattern)
+    matches, root = [top], top if top.is_dir() else top.parent
+    if top != Path(pattern):
         try:
             matches = [Path(match) for match in glob(pattern, recursive=True)]  # noqa: PTH207 (pattern may be absolute)
         except RecursionError:
             raise DataError(f"{pattern} meets folders nested too deeply; name one of the folders instead") from None
-        root = next(parent for parent in top.parents if _WILDCARDS.isdisjoint(str(parent)))
     for match in matches:
         for path in files_below(match) if match.is_dir() else [match]:
             hidden = any(part.startswith(".") for part in path.relative_to(match).parts)

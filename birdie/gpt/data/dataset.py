@@ -62,6 +62,7 @@ class DatasetInfo:
         vocab_size: number of token ids.
         train: totals of the training shards.
         val: totals of the validation shards.
+        source: digest of the paths that the text came from; empty: unknown.
     """
 
     corpus: str
@@ -70,6 +71,7 @@ class DatasetInfo:
     vocab_size: int
     train: SplitTotals
     val: SplitTotals
+    source: str = ""
 
     def write(self, folder: Path) -> None:
         """Write `dataset.json` into `folder`."""
@@ -88,7 +90,7 @@ class DatasetInfo:
                 raise ValueError("unknown format")
             info = cls(**{**fields, "train": SplitTotals(**fields["train"]), "val": SplitTotals(**fields["val"])})
             numbers = [info.vocab_size, *asdict(info.train).values(), *asdict(info.val).values()]
-            names = [info.corpus, info.tokenizer_kind, info.tokenizer_sha256]
+            names = [info.corpus, info.tokenizer_kind, info.tokenizer_sha256, info.source]
             if not all(type(n) is int for n in numbers) or not all(type(n) is str for n in names):
                 raise TypeError("a field has the wrong type")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -114,7 +114,7 @@ def download(
             f"{variant} has {len(dataset.train)} training shards in {source.repo}, not {train_shards}; "
             "lower --train-shards"
         )
-    layout = Layout.of(root, variant)
+    layout = Layout.published(root, variant)
     folder, model = layout.folder, layout.model
     require_writable(require_folder(folder, overwrite=True))
     info = _replaceable_info(folder, source.repo)

@@ -1,13 +1,9 @@
-"""Preparation of a data set: corpus + tokenizer → shards, in the challenge's folder layout.
+"""Preparation of a data set: corpus + tokenizer → shards, in folders as the challenge's, with the name of the text.
 
-    <root>/datasets/fineweb10B_sp1024/fineweb_{train,val}_%06d.bin and dataset.json
-    <root>/tokenizers/fineweb_1024_bpe.model
+    <root>/datasets/stdlib_sp1024/stdlib_{train,val}_%06d.bin and dataset.json
+    <root>/tokenizers/stdlib_sp1024.model
 
-CaseOps data have a byte sidecar for each validation shard. Folder and model are named as the challenge's own CaseOps
-data, so that the record scripts find them:
-
-    <root>/datasets/fineweb10B_sp1024_lossless_caps_caseops_v1_reserved/fineweb_val_bytes_%06d.bin, …
-    <root>/tokenizers/fineweb_1024_bpe_lossless_caps_caseops_v1_reserved.model
+CaseOps data (`stdlib_sp1024_caseops`) have a byte sidecar `stdlib_val_bytes_%06d.bin` for each validation shard.
 
 The folder of shards appears at the end, atomically. Data that birdie did not prepare are never replaced.
 """
@@ -37,7 +33,6 @@ Stage = Literal["overlap", "vocabulary", "train", "val", "check"]
 
 _BATCH_BYTES = 2_000_000  # UTF-8 bytes of text that are tokenized at a time
 _CASEOPS = "_caseops"  # suffix of a tokenizer's name
-_CASEOPS_FILES = "_lossless_caps_caseops_v1_reserved"  # suffix of the challenge's folders and files
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ class PreparedDataset:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths where the challenge's scripts expect the data of one vocabulary.
+    """Paths of the data of one text and vocabulary.
 
     Attributes:
         model: file of the tokenizer; None for raw bytes, which need none.
@@ -88,16 +83,22 @@ class Layout:
     model: Path | None
 
     @classmethod
-    def of(cls, root: str | os.PathLike[str], tokenizer_name: str) -> "Layout":
-        """Return the layout below `root` for the tokenizer "sp1024", "sp1024_caseops", "byte260", …"""
-        for part in ("datasets", "tokenizers"):
-            require_folder(Path(root) / part, overwrite=True)
-        root, name = Path(root), tokenizer_name.removesuffix(_CASEOPS)
-        suffix = _CASEOPS_FILES if name != tokenizer_name else ""
-        folder = root / "datasets" / f"fineweb10B_{name}{suffix}"
-        if not name.startswith("sp"):
-            return cls(folder, None)
-        return cls(folder, root / "tokenizers" / f"fineweb_{name.removeprefix('sp')}_bpe{suffix}.model")
+    def of(cls, root: str | os.PathLike[str], text: str, tokenizer: str) -> "Layout":
+        """Return the layout below `root` of a text, for the tokenizer "sp1024", "sp1024_caseops", "byte260", …"""
+        return cls._below(root, f"{text}_{tokenizer}", f"{text}_{tokenizer}" if tokenizer.startswith("sp") else None)
+
+    @classmethod
+    def published(cls, root: str | os.PathLike[str], variant: str) -> "Layout":
+        """Return the layout below `root` where the challenge's scripts expect the variant "sp1024", "byte260", …"""
+        size = variant.removeprefix("sp")
+        return cls._below(root, f"fineweb10B_{variant}", f"fineweb_{size}_bpe" if size != variant else None)
+
+    @classmethod
+    def _below(cls, root: str | os.PathLike[str], folder: str, model: str | None) -> "Layout":
+        datasets, tokenizers = (
+            require_folder(Path(root) / part, overwrite=True) for part in ("datasets", "tokenizers")
+        )
+        return cls(datasets / folder, None if model is None else tokenizers / f"{model}.model")
 
 
 def prepare(
@@ -123,8 +124,8 @@ def prepare(
     else:
         loaded = _load(tokenizer, caseops)
         name = loaded.name
-    layout = Layout.of(root, name)
-    _check_replaceable(layout.folder)
+    layout = Layout.of(root, corpus.name, name)
+    _check_replaceable(layout.folder, corpus)
     yield PrepareProgress("overlap")
     excluded = _require_disjoint(corpus)
     if isinstance(tokenizer, int):
@@ -135,14 +136,16 @@ def prepare(
         chosen = loaded
     _check_model_replaceable(layout, chosen)
     with atomic_folder(layout.folder, replace=True) as folder:
-        writer = _SplitWriter(chosen, folder, shard_tokens, threads or os.cpu_count() or 1)
+        writer = _SplitWriter(chosen, folder, corpus.name, shard_tokens, threads or os.cpu_count() or 1)
         yield from writer.write("train", corpus.train())
         yield from writer.write("val", corpus.validation())
         yield PrepareProgress("check")
         check = check_bytes(chosen, Dataset((), tuple(writer.paths["val"])).validation_tokens())
         require_matching_bytes(check, chosen)
         totals = writer.totals
-        info = DatasetInfo(corpus.name, chosen.kind, chosen.digest, chosen.vocab_size, totals["train"], totals["val"])
+        info = DatasetInfo(
+            corpus.name, chosen.kind, chosen.digest, chosen.vocab_size, totals["train"], totals["val"], corpus.source
+        )
         info.write(folder)
         if layout.model is not None:
             write_bytes(layout.model, chosen.model_bytes)
@@ -171,13 +174,16 @@ def _require_disjoint(corpus: Corpus) -> int:
     return overlap.documents
 
 
-def _check_replaceable(folder: Path) -> None:
-    """Check that `folder` is missing, empty, or an earlier result of `prepare`."""
+def _check_replaceable(folder: Path, corpus: Corpus) -> None:
+    """Check that `folder` is missing, empty, or an earlier result of `prepare` from the same source."""
     if not require_folder(folder, overwrite=True).exists():
         return
     paths = [path for path in folder.iterdir() if path.name != INFO_NAME]
     if paths and not (_has_totals(folder) and all(map(_is_shard, paths))):
         raise OutputError(f"{folder} has files that birdie did not prepare; choose another root, or move them away")
+    earlier = DatasetInfo.read(folder)
+    if earlier is not None and earlier.source != corpus.source and earlier.source:
+        raise OutputError(f"{folder} was prepared from another source; choose another --name or root, or remove it")
 
 
 def _has_totals(folder: Path) -> bool:
@@ -216,18 +222,18 @@ def require_matching_bytes(check: ByteCheck, tokenizer: Tokenizer) -> None:
 class _SplitWriter:
     """Writer of the shards and totals of each split; it tokenizes the documents in batches."""
 
-    def __init__(self, tokenizer: Tokenizer, folder: Path, shard_tokens: int, threads: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, folder: Path, name: str, shard_tokens: int, threads: int) -> None:
         self.totals: dict[Split, SplitTotals] = {}
         self.paths: dict[Split, list[Path]] = {}
         self._tokenizer, self._table = tokenizer, tokenizer.byte_table()
         self._with_sidecar = tokenizer.kind == "caseops"
-        self._folder, self._shard_tokens, self._threads = folder, shard_tokens, threads
+        self._folder, self._name, self._shard_tokens, self._threads = folder, name, shard_tokens, threads
 
     def write(self, split: Split, documents: Iterator[str]) -> Iterator[PrepareProgress]:
         """Write each document as BOS + tokens, and the sidecar of "val"; yield progress after each batch."""
         bos = np.array([self._tokenizer.bos_id], np.uint16)
         totals = SplitTotals(0, 0, 0, 0)
-        with ShardWriter(self._folder, split, self._shard_tokens) as shards, self._sidecar(split) as sidecar:
+        with self._writer(split) as shards, self._sidecar(split) as sidecar:
             for texts, source_bytes in _batched(documents):
                 encoded = self._tokenizer.encode_batch(texts, self._threads)
                 batch = np.concatenate(list(chain.from_iterable((bos, tokens) for tokens in encoded)))
@@ -246,8 +252,11 @@ class _SplitWriter:
 
     def _sidecar(self, split: Split) -> AbstractContextManager[ShardWriter | None]:
         if split == "val" and self._with_sidecar:
-            return ShardWriter(self._folder, "val_bytes", self._shard_tokens)
+            return self._writer("val_bytes")
         return nullcontext()
+
+    def _writer(self, split: Split | Literal["val_bytes"]) -> ShardWriter:
+        return ShardWriter(self._folder, self._name, split, self._shard_tokens)
 
 
 def _batched(documents: Iterator[str]) -> Iterator[tuple[list[str], int]]:

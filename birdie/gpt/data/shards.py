@@ -133,21 +133,24 @@ def _check_header(path: Path, magic: int, version: int, count: int, size: int) -
 
 
 class ShardWriter:
-    """Writer of the shards `<folder>/fineweb_<split>_%06d.bin`; each file appears when it is complete.
+    """Writer of the shards `<folder>/<name>_<split>_%06d.bin`; each file appears when it is complete.
 
     Use it as a context manager; on an error the incomplete shard is removed. The last shard is shorter. Without tokens
     no file is written.
 
     Args:
+        name: of the text.
         split: "train" or "val", or "val_bytes" for the byte sidecar of "val" (`birdie.gpt.data.byte_sidecar`).
     """
 
-    def __init__(self, folder: Path, split: Split | Literal["val_bytes"], shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self, folder: Path, name: str, split: Split | Literal["val_bytes"], shard_tokens: int = SHARD_TOKENS
+    ) -> None:
         if not 0 < shard_tokens <= _MAX_TOKENS:
             raise ConfigError(f"shard_tokens={shard_tokens} must lie between 1 and {_MAX_TOKENS:,}")
         self.paths: list[Path] = []
         self._folder = folder
-        self._split = split
+        self._stem = f"{name}_{split}"
         self._shard_tokens = shard_tokens
         self._open = ExitStack()
         self._file: BinaryIO | None = None
@@ -177,7 +180,7 @@ class ShardWriter:
                 self._finish()
 
     def _start(self) -> BinaryIO:
-        path = self._folder / f"fineweb_{self._split}_{len(self.paths):06d}.bin"
+        path = self._folder / f"{self._stem}_{len(self.paths):06d}.bin"
         temporary = self._open.enter_context(atomic_path(path))
         self._file = self._open.enter_context(temporary.open("wb"))
         self._file.write(bytes(HEADER_BYTES))

@@ -1,7 +1,8 @@
-"""Tokenizers: raw bytes, and SentencePiece BPE with the challenge's settings (loaded from a `.model`, or trained).
+"""Tokenizers: raw bytes, and SentencePiece BPE (loaded from a `.model`, or trained).
 
 All use pad 0, bos 1, eos 2, unk 3. Ids are uint16, as in the shards. `encode` adds no BOS; a document in a shard is BOS
-+ tokens. SentencePiece normalizes (NFKC; runs of whitespace become one space), so decoding gives the normalized text.
++ tokens. A vocabulary that birdie trains keeps every byte of a text. The challenge's own normalize (NFKC; runs of
+whitespace become one space), so decoding gives the normalized text.
 
 A model that reserves ids 4 to 7 for the operators of CaseOps (`birdie.gpt.data.caseops`) applies them before and after:
 
@@ -14,6 +15,7 @@ import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -33,6 +35,7 @@ Kind = Literal["bytes", "sentencepiece", "caseops"]
 SPACE = "\u2581"  # SentencePiece's character for a space
 RESERVED = 4  # number of control ids of every tokenizer; the operators of CaseOps come next
 _OPERATOR_IDS = range(RESERVED, RESERVED + len(caseops.OPERATORS))
+_PROBE = " \t a\r\n\n\u00a0\ufb01\u212b\u0301  "  # what every normalization of SentencePiece changes
 SAMPLE_BYTES = 32_000_000  # of text for training a vocabulary: takes seconds, and more text hardly changes a merge
 
 _TRAINER: dict[str, Any] = {
@@ -40,14 +43,17 @@ _TRAINER: dict[str, Any] = {
     "character_coverage": 0.999,
     "byte_fallback": True,
     "split_digits": True,
-    "normalization_rule_name": "nmt_nfkc",
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,  # an indentation is one piece
     "add_dummy_prefix": False,
+    "required_chars": SPACE,  # without this piece a space would become the bytes of "\u2581"
     "hard_vocab_limit": False,
     "pad_id": 0,
     "bos_id": 1,
     "eos_id": 2,
     "unk_id": 3,
-    "max_sentence_length": 1 << 24,  # bytes; SentencePiece skips longer lines silently, by default above 4,192
+    "max_sentence_length": 1 << 30,  # bytes; SentencePiece skips longer texts silently, by default above 4,192
     "num_threads": 4,  # fixed: the model file records it, and the same text must give the same file on every machine
     "minloglevel": 2,
 }
@@ -84,6 +90,11 @@ class Tokenizer(Protocol):
     @property
     def model_bytes(self) -> bytes:
         """Content of the model file; empty for raw bytes."""
+        ...
+
+    @property
+    def keeps_text(self) -> bool:
+        """True if every text decodes to itself; False if it is normalized first."""
         ...
 
     def encode(self, text: str) -> Tokens:
@@ -127,6 +138,7 @@ class ByteTokenizer:
     bos_id = 1
     digest = hashlib.sha256(b"byte260").hexdigest()
     model_bytes = b""
+    keeps_text = True
 
     def encode(self, text: str) -> Tokens:
         """Return the ids of `text`, without BOS."""
@@ -180,6 +192,7 @@ class SentencePieceTokenizer:
             )
         if self.bos_id < 0:
             raise DataError(f"{source} has no BOS piece, which documents begin with; train it with bos_id=1")
+        self.keeps_text = str(self._processor.decode(self._processor.encode(_PROBE))) == _PROBE
 
     def encode(self, text: str) -> Tokens:
         """Return the ids of `text`, without BOS."""
@@ -190,11 +203,16 @@ class SentencePieceTokenizer:
         for text in texts:
             _utf8(text)
         encoded = self._processor.encode(list(texts), num_threads=threads)
+        if self.keeps_text:  # "\u2581" itself is its three bytes, as its piece decodes to a space
+            for i in (i for i, text in enumerate(texts) if SPACE in text):
+                parts = self._processor.encode(texts[i].split(SPACE))
+                mark = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+                encoded[i] = list(chain(parts[0], *((*mark, *part) for part in parts[1:])))
         return [np.array(ids, np.uint16) for ids in encoded]
 
     def normalize(self, text: str) -> str:
         """Return the normalized `text`, which is what `decode` returns."""
-        return str(self._processor.normalize(text)).replace(SPACE, " ")
+        return text if self.keeps_text else str(self._processor.normalize(text)).replace(SPACE, " ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return the pieces of `ids`, which must be in the vocabulary."""
@@ -223,8 +241,9 @@ class SentencePieceTokenizer:
                 table.base_bytes[i] = 1
                 continue
             piece: str = processor.id_to_piece(i)
-            table.has_leading_space[i] = piece.startswith(SPACE)
-            table.base_bytes[i] = len(piece.removeprefix(SPACE).encode())
+            # without normalization a text may begin with a space, which counts like any other character
+            table.has_leading_space[i] = piece.startswith(SPACE) and not self.keeps_text
+            table.base_bytes[i] = len(piece.replace(SPACE, " ").encode()) - table.has_leading_space[i]
         return table
 
 
@@ -250,7 +269,7 @@ class CaseOpsTokenizer:
         self._operators = {piece: RESERVED + i for i, piece in enumerate(model.pieces(_OPERATOR_IDS))}
         self.name = f"{model.name}_caseops"
         self.vocab_size, self.bos_id = model.vocab_size, model.bos_id
-        self.digest, self.model_bytes = model.digest, model.model_bytes
+        self.digest, self.model_bytes, self.keeps_text = model.digest, model.model_bytes, model.keeps_text
 
     def encode(self, text: str) -> Tokens:
         """Return the ids of `text`, without BOS."""
@@ -315,7 +334,7 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePiec
 def train_sentencepiece(
     documents: Iterable[str], vocab_size: int, target: Path | None = None, *, sample_bytes: int = SAMPLE_BYTES
 ) -> SentencePieceTokenizer:
-    """Train a BPE vocabulary with the challenge's settings; the same documents give the same model file.
+    """Train a BPE vocabulary that keeps every byte of a text; the same documents give the same model file.
 
     Args:
         documents: training text.
@@ -339,15 +358,15 @@ def _train(
     least = RESERVED + len(operators) + 256
     if not least < vocab_size <= MAX_VOCAB:
         raise ConfigError(f"a vocabulary of {vocab_size:,} is not possible; choose {least + 1} to {MAX_VOCAB:,}")
-    lines = _sample_lines(documents, sample_bytes)
+    texts = _sampled(documents, sample_bytes)
     if operators:
-        lines = [caseops.encode(line) for line in lines]
-    if not lines:
+        texts = [caseops.encode(text) for text in texts]
+    if not texts:
         raise DataError("there is no text to train a vocabulary on; check the corpus")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=iter(texts),
             model_writer=model,
             vocab_size=vocab_size,
             user_defined_symbols=list(operators),
@@ -373,28 +392,28 @@ def _last_clause(error: RuntimeError) -> str:
     return str(error).strip().rsplit("] ", 1)[-1].strip(" .") or "no reason given"
 
 
-def _sample_lines(documents: Iterable[str], limit: int) -> list[str]:
-    """Return the stripped lines of `documents`, or a uniform sample of at most `limit` bytes, in one pass.
+def _sampled(documents: Iterable[str], limit: int) -> list[str]:
+    """Return `documents`, or of each a uniform sample of its lines, at most `limit` bytes in all, in one pass.
 
     Each line draws a number in [0, 1) and is kept if it is below a threshold. Whenever the sample exceeds the limit,
     the threshold is halved.
     """
     draw = random.Random(0).random
-    sample: list[tuple[float, str]] = []
+    sample: list[tuple[float, int, str]] = []
     size, threshold = 0, 1.0
-    for document in documents:
-        for raw in document.splitlines():
-            line = raw.replace("\0", " ").strip()
+    for index, document in enumerate(documents):
+        for line in document.replace("\0", " ").splitlines(keepends=True):
             number = draw()
-            if not line or number >= threshold:
+            if number >= threshold:
                 continue
-            sample.append((number, line))
+            sample.append((number, index, line))
             size += len(line.encode())
             while size > limit and len(sample) > 1:
                 threshold /= 2
-                sample = [(number, line) for number, line in sample if number < threshold]
-                size = sum(len(line.encode()) for _, line in sample)
-    return [line for _, line in sample]
+                sample = [kept for kept in sample if kept[0] < threshold]
+                size = sum(len(line.encode()) for _, _, line in sample)
+    texts = ("".join(line for _, _, line in lines) for _, lines in groupby(sample, key=lambda kept: kept[1]))
+    return [text for text in texts if not text.isspace()]
 
 
 def require_tokenizer(tokenizer: Any, path: Path | str) -> None:

@@ -51,14 +51,16 @@ class GPTConfig:
         ConfigError: a value is out of range or two contradict each other.
     """
 
-    vocab_size: Annotated[int, Parameter(env_var="VOCAB_SIZE", help="Number of token ids.")] = 1024
-    num_layers: Annotated[int, Parameter(env_var="NUM_LAYERS", help="Number of blocks.")] = 9
-    model_dim: Annotated[int, Parameter(env_var="MODEL_DIM", help="Width of the residual stream.")] = 512
-    num_heads: Annotated[int, Parameter(env_var="NUM_HEADS", help="Query heads.")] = 8
+    vocab_size: Annotated[int, Parameter(show=True, env_var="VOCAB_SIZE", help="Number of token ids.")] = 1024
+    num_layers: Annotated[int, Parameter(show=True, env_var="NUM_LAYERS", help="Number of blocks.")] = 9
+    model_dim: Annotated[int, Parameter(show=True, env_var="MODEL_DIM", help="Width of the residual stream.")] = 512
+    num_heads: Annotated[int, Parameter(show=True, env_var="NUM_HEADS", help="Query heads.")] = 8
     num_kv_heads: Annotated[
-        int, Parameter(env_var="NUM_KV_HEADS", help="Key–value heads; must divide the query heads.")
+        int, Parameter(show=True, env_var="NUM_KV_HEADS", help="Key–value heads; must divide the query heads.")
     ] = 4
-    mlp_mult: Annotated[float, Parameter(env_var="MLP_MULT", help="Width of the MLP over that of the model.")] = 2.0
+    mlp_mult: Annotated[
+        float, Parameter(show=True, env_var="MLP_MULT", help="Width of the MLP over that of the model.")
+    ] = 2.0
     tie_embeddings: Annotated[
         bool, Parameter(env_var="TIE_EMBEDDINGS", help="Input and output share one embedding.")
     ] = True

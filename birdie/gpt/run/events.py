@@ -1,17 +1,41 @@
 """Events of a run: `Run.train` yields one value for each thing that happens, for callers to log, show and keep.
 
-This module holds plain data only, so that a caller that reads events imports neither preflight nor calibration.
+This module holds plain values only, so that a caller that reads events imports neither preflight nor calibration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
+from birdie.gpt.run.recipe_settings import RunSettings
 from birdie.gpt.score.accumulator import Score
 from birdie.gpt.train.loop import Step
 
 State = Literal["pass", "warn", "fail"]
+
+LONGEST_SILENCE = 15.0
+"""Seconds after which a step gets a line in the log whatever its number."""
+
+
+class LogPace:
+    """Choice of the steps that get a line in the log: those that the settings name, and one after each long silence.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, settings: RunSettings, clock: Callable[[], float] = monotonic) -> None:
+        self._settings, self._clock, self._last = settings, clock, clock()
+
+    def due(self, step: int) -> bool:
+        """Return True if the step gets a line, which ends the silence."""
+        now = self._clock()
+        silent = self._settings.log_every > 0 and now - self._last >= LONGEST_SILENCE
+        if due := silent or self._settings.logs(step):
+            self._last = now
+        return due
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,17 +96,54 @@ def apply_preset(recipe: Recipe, name: str, step_ms: float | None = None) -> Rec
     )
 
 
+def with_minutes(recipe: Recipe, minutes: float) -> Recipe:
+    """Return `recipe` with a training of so many minutes; what it counts in steps shrinks with its time.
+
+    Steps of a recipe without a wall-clock cap stay as they are.
+    """
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"--minutes is {minutes:g}; give a positive number of minutes")
+    train, seconds = recipe.train, 60 * minutes
+    shortening = min(1.0, 1000 * seconds / train.cap_ms) if train.cap_ms is not None else 1.0
+    return dataclasses.replace(
+        recipe,
+        train=dataclasses.replace(
+            train,
+            max_wallclock_seconds=seconds,
+            warmdown_iters=math.ceil(train.warmdown_iters * shortening),
+            force_stop_step=0,
+        ),
+        **_shortened(recipe, shortening),
+    )
+
+
+def _shortened(recipe: Recipe, shortening: float, rates: float = 1.0) -> dict[str, Any]:
+    """Return the tables [optimizer] and [average] for a run of so much fewer steps, with a factor on learning rates."""
+    optimizer, average = recipe.optimizer, recipe.average
+    return {
+        "optimizer": dataclasses.replace(
+            optimizer,
+            muon_momentum_warmup_steps=math.ceil(optimizer.muon_momentum_warmup_steps * shortening),
+            **{name: rates * getattr(optimizer, name) for name in RATES},
+        ),
+        "average": dataclasses.replace(
+            average,
+            ema_decay=average.ema_decay ** (1 / shortening),  # the same memory, as a fraction of the run
+            swa_every=math.ceil(average.swa_every * shortening),
+            lawa_every=math.ceil(average.lawa_every * shortening),
+        ),
+    }
+
+
 def _schedule(recipe: Recipe, preset: Preset, step_ms: float | None) -> dict[str, Any]:
     """Return the new settings of the tables [train], [optimizer] and [average]."""
-    train, optimizer, average = recipe.train, recipe.optimizer, recipe.average
+    train = recipe.train
     steps = train.last_step
     if step_ms is not None and train.cap_ms is not None:
         steps = min(steps, round(train.cap_ms / step_ms))
     fraction = train.warmdown_fraction
     seq_len = min(train.train_seq_len, preset.seq_len)
     batch = min(train.train_batch_tokens, preset.batch_tokens)
-    momentum_steps = optimizer.muon_momentum_warmup_steps
-    shortening = preset.steps / max(preset.steps, steps)
     return {
         "train": dataclasses.replace(
             train,
@@ -125,17 +162,7 @@ def _schedule(recipe: Recipe, preset: Preset, step_ms: float | None) -> dict[str
             mixed_seq_lens=(),
             batch_tokens_start=0,  # the schedule of the batch size needs several accumulation chunks
         ),
-        "optimizer": dataclasses.replace(
-            optimizer,
-            muon_momentum_warmup_steps=math.ceil(momentum_steps * shortening),
-            **{name: preset.rates * getattr(optimizer, name) for name in RATES},
-        ),
-        "average": dataclasses.replace(
-            average,
-            ema_decay=average.ema_decay ** (1 / shortening),  # the same memory, as a fraction of the run
-            swa_every=math.ceil(average.swa_every * shortening),
-            lawa_every=math.ceil(average.lawa_every * shortening),
-        ),
+        **_shortened(recipe, preset.steps / max(preset.steps, steps), preset.rates),
     }
 
 

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, get_args, get_origin
 
-from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Parameter, Token
+from cyclopts import UNSET, App, Argument, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
@@ -25,6 +25,7 @@ TABLES = (
 )
 SETTINGS = (*TABLES, "device")
 ABOUT = "about"  # table that describes the recipe and sets nothing
+HELP_ALL = "--help-all"
 PROGRAM = "program"  # settings of a program other than `birdie train`; [about] then names the program in `runs`
 
 
@@ -32,15 +33,21 @@ class CommandApp(App):
     """Application of one command, whose flags are collected once in a process: those of a recipe take 0.1 s.
 
     The help of a flag is in its `Parameter`, so docstrings, which take as long to parse as the rest, are left alone.
+
+    Where settings of a dataclass are marked by `Parameter(show=True)`, `--help` leaves out its others; `--help-all` has
+    them.
+
+    Attributes:
+        shows_all: the help has every setting.
     """
 
     _flags: ClassVar[dict[Callable[..., Any], ArgumentCollection]] = {}
+    shows_all: bool = False
 
     def assemble_argument_collection(
         self, *, default_parameter: Parameter | None = None, parse_docstring: bool = False
     ) -> ArgumentCollection:
         """Return copies of the flags and arguments, so that no value stays for the next command line."""
-        del parse_docstring
         assert self.default_command is not None
         command = inspect.unwrap(self.default_command)
         if command not in self._flags:
@@ -49,7 +56,18 @@ class CommandApp(App):
         for flag in copies.values():
             flag.tokens = []
             flag.children = ArgumentCollection([copies[id(child)] for child in flag.children])  # type: ignore[no-untyped-call]
+        if parse_docstring and not self.shows_all:  # it is for the help
+            self._leave_out(list(copies.values()))
         return ArgumentCollection(list(copies.values()))  # type: ignore[no-untyped-call]
+
+    def _leave_out(self, flags: list[Argument]) -> None:
+        """Hide the settings that are not marked, and say so below the help."""
+        shown = [flag for flag in flags if flag.show]
+        hidden = [flag for flag in shown if flag.keys and not flag.parameter.show]
+        if any(flag.keys and flag.parameter.show for flag in shown):
+            for flag in hidden:
+                flag.parameter = Parameter.combine(flag.parameter, Parameter(show=False))
+            self.help_epilogue = f"{len(hidden)} more settings are in `{self.name[0]} {HELP_ALL}`."
 
 
 Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]

@@ -48,18 +48,18 @@ EMBEDDING = "tok_emb.weight"
 class DataSettings:
     """Shards, tokenizer, and the order in which training reads the shards."""
 
-    path: Annotated[str, Parameter(env_var="DATA_PATH", help="Folder of shards (`*_train_*.bin`, `*_val_*.bin`).")] = (
-        "./data/datasets/fineweb10B_sp1024"
-    )
+    path: Annotated[
+        str, Parameter(show=True, env_var="DATA_PATH", help="Folder of shards (`*_train_*.bin`, `*_val_*.bin`).")
+    ] = "./data/datasets/fineweb10B_sp1024"
     train: Annotated[
         tuple[str, ...], Parameter(negative=(), help="Training shards by name or glob, instead of the folder.")
     ] = ()
     val: Annotated[
         tuple[str, ...], Parameter(negative=(), help="Validation shards by name or glob, instead of the folder.")
     ] = ()
-    tokenizer: Annotated[str, Parameter(env_var="TOKENIZER_PATH", help="A SentencePiece `.model`, or `bytes`.")] = (
-        "./data/tokenizers/fineweb_1024_bpe.model"
-    )
+    tokenizer: Annotated[
+        str, Parameter(show=True, env_var="TOKENIZER_PATH", help="A SentencePiece `.model`, or `bytes`.")
+    ] = "./data/tokenizers/fineweb_1024_bpe.model"
     order: Annotated[
         Order,
         Parameter(
@@ -83,6 +83,7 @@ class CalibrationSettings:
     data: Annotated[
         Literal["none", "train", "own"],
         Parameter(
+            show=True,
             env_var="CALIBRATION_DATA",
             help="train: the run's training shards; own: sampled from the model itself; none: no calibration.",
         ),
@@ -115,7 +116,8 @@ class ExportSettings:
     """Size, schemes and coding effort of the artifact that is exported from the trained weights."""
 
     budget: Annotated[
-        str | None, Parameter(help="Maximum size of the artifact: 16MB = 16,000,000 bytes, 16MiB = 16,777,216.")
+        str | None,
+        Parameter(show=True, help="Maximum size of the artifact: 16MB = 16,000,000 bytes, 16MiB = 16,777,216."),
     ] = None
     scheme: Annotated[
         str, Parameter(help="Scheme of every matrix that no other setting names; a budget replaces it.")
@@ -174,7 +176,12 @@ class RunSettings:
     """Log lines and checkpoints of a run."""
 
     log_every: Annotated[
-        int, Parameter(env_var="TRAIN_LOG_EVERY", help="Steps between lines of the log, after the first ten; 0: none.")
+        int,
+        Parameter(
+            show=True,
+            env_var="TRAIN_LOG_EVERY",
+            help="Steps between lines of the log, after the first ten; 15 silent seconds give one, too. 0: none.",
+        ),
     ] = 200
     checkpoint_every: Annotated[
         int, Parameter(help="Steps between checkpoints; 0 keeps one only at the end and on Ctrl-C.")
@@ -221,7 +228,7 @@ class Recipe:
     export: ExportSettings = field(default_factory=ExportSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     run: RunSettings = field(default_factory=RunSettings)
-    device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
+    device: Annotated[str, Parameter(show=True, help="auto, cuda, mps or cpu.")] = "auto"
 
     def __post_init__(self) -> None:
         unknown = [layer for layer in self.export.int4_layers if layer >= self.model.num_layers]

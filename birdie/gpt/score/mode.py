@@ -92,9 +92,9 @@ class NgramSettings:
 class ScoringSettings:
     """Settings that several scoring modes share."""
 
-    mode: Annotated[str, Parameter(help="Scoring mode, such as windows, streaming or ttt-sgd (docs/scoring.md).")] = (
-        "windows"
-    )
+    mode: Annotated[
+        str, Parameter(show=True, help="Scoring mode, such as windows, streaming or ttt-sgd (docs/scoring.md).")
+    ] = "windows"
     seq_len: Annotated[
         int,
         Parameter(
@@ -105,6 +105,7 @@ class ScoringSettings:
     stride: Annotated[
         int,
         Parameter(
+            show=True,
             env_var=("EVAL_STRIDE", "SLIDING_EVAL_STRIDE"),
             help="Tokens between the starts of sliding windows; 0: non-overlapping windows.",
         ),

@@ -35,17 +35,22 @@ class EvaluationRequest:
     """
 
     data: Annotated[
-        str | None, Parameter(help="Folder of shards, or validation shards by name or glob; default: the recipe's.")
+        str | None,
+        Parameter(show=True, help="Folder of shards, or validation shards by name or glob; default: the recipe's."),
     ] = None
-    tokenizer: Annotated[str | None, Parameter(help="A .model file or `bytes`; default: the recipe's.")] = None
+    tokenizer: Annotated[str | None, Parameter(show=True, help="A .model file or `bytes`; default: the recipe's.")] = (
+        None
+    )
     max_tokens: Annotated[
-        int | None, Parameter(help="Score only this many tokens; 0: the full split; default: the recipe's.")
+        int | None, Parameter(show=True, help="Score only this many tokens; 0: the full split; default: the recipe's.")
     ] = None
     batch_tokens: Annotated[
         int | None, Parameter(help="Inputs in a batch over all ranks; default: the recipe's validation.batch-tokens.")
     ] = None
-    device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
-    dtype: Annotated[str | None, Parameter(help="auto, float32 or bfloat16; default: that of training.")] = None
+    device: Annotated[str, Parameter(show=True, help="auto, cuda, mps or cpu.")] = "auto"
+    dtype: Annotated[str | None, Parameter(show=True, help="auto, float32 or bfloat16; default: that of training.")] = (
+        None
+    )
     package: Annotated[
         Path | None,
         _OUTPUT,

@@ -92,10 +92,14 @@ class ValidationSettings:
         int, Parameter(env_var=("VAL_BATCH_SIZE", "VAL_BATCH_TOKENS"), help="Tokens in a batch, over all ranks.")
     ] = 524_288
     every: Annotated[
-        int, Parameter(env_var="VAL_LOSS_EVERY", help="Steps between validations; 0 validates only at the end.")
+        int,
+        Parameter(show=True, env_var="VAL_LOSS_EVERY", help="Steps between validations; 0 validates only at the end."),
     ] = 1000
     max_tokens: Annotated[
-        int, Parameter(env_var="VAL_MAX_TOKENS", help="Score only this many tokens of the split; 0 scores all of it.")
+        int,
+        Parameter(
+            show=True, env_var="VAL_MAX_TOKENS", help="Score only this many tokens of the split; 0 scores all of it."
+        ),
     ] = 0
 
     def __post_init__(self) -> None:

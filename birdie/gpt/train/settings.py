@@ -46,13 +46,17 @@ class TrainSettings:
         ConfigError: a value is out of range or two contradict each other.
     """
 
-    iterations: Annotated[int, Parameter(env_var="ITERATIONS", help="Most steps of the run.")] = 20_000
+    iterations: Annotated[int, Parameter(show=True, env_var="ITERATIONS", help="Most steps of the run.")] = 20_000
     warmdown_iters: Annotated[
         int, Parameter(env_var="WARMDOWN_ITERS", help="Steps over which the learning rate falls to 0 at the end.")
     ] = 1200
     warmdown_fraction: Annotated[
         float | None,
-        Parameter(env_var=("WARMDOWN_FRAC", "WARMDOWN_FRACTION"), help="The same as a fraction of the run."),
+        Parameter(
+            show=True,
+            env_var=("WARMDOWN_FRAC", "WARMDOWN_FRACTION"),
+            help="Fraction of the run, at its end, over which the learning rate falls to 0.",
+        ),
     ] = None
     min_lr: Annotated[
         float, Parameter(env_var="MIN_LR", help="Floor of the learning rates, as a fraction of their peaks.")
@@ -65,13 +69,15 @@ class TrainSettings:
         int, Parameter(env_var="WARMUP_STEPS", help="Steps that warm up caches and compiler and are then undone.")
     ] = 20
     train_batch_tokens: Annotated[
-        int, Parameter(env_var="TRAIN_BATCH_TOKENS", help="Tokens of a step over all ranks.")
+        int, Parameter(show=True, env_var="TRAIN_BATCH_TOKENS", help="Tokens of a step over all ranks.")
     ] = 524_288
-    train_seq_len: Annotated[int, Parameter(env_var="TRAIN_SEQ_LEN", help="Tokens of a training sequence.")] = 1024
+    train_seq_len: Annotated[
+        int, Parameter(show=True, env_var="TRAIN_SEQ_LEN", help="Tokens of a training sequence.")
+    ] = 1024
     max_wallclock_seconds: Annotated[
-        float, Parameter(env_var="MAX_WALLCLOCK_SECONDS", help="Limit on training time; 0: none.")
+        float, Parameter(show=True, env_var="MAX_WALLCLOCK_SECONDS", help="Limit on training time; 0: none.")
     ] = 600.0
-    seed: Annotated[int, Parameter(env_var="SEED", help="Seed of initial weights and batches.")] = 1337
+    seed: Annotated[int, Parameter(show=True, env_var="SEED", help="Seed of initial weights and batches.")] = 1337
     accumulation: Annotated[
         int, Parameter(help="Chunks of a step over all ranks; the number of ranks must divide it.")
     ] = 8
@@ -238,7 +244,7 @@ class OptimizerSettings:
     """
 
     matrix_lr: Annotated[
-        float, Parameter(env_var="MATRIX_LR", help="Muon's learning rate for the matrices of the blocks.")
+        float, Parameter(show=True, env_var="MATRIX_LR", help="Muon's learning rate for the matrices of the blocks.")
     ] = 0.04
     tied_embed_lr: Annotated[float, Parameter(env_var="TIED_EMBED_LR", help="Learning rate of a tied embedding.")] = (
         0.05

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.errors import ConfigError
+from birdie.system.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,11 +120,7 @@ def histogram(symbols: NDArray[Any], shares: NDArray[Any], probabilities: NDArra
 
 
 def _axes(x_label: str, y_label: str, height: float = _SIZE[1]) -> tuple[Any, "Axes"]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError("matplotlib is not installed; pip install 'birdie-compress[lab]'") from error
-    figure = Figure((_SIZE[0], height), layout="constrained")
+    figure = new_figure(_SIZE[0], height)
     axes = figure.add_subplot()
     axes.set_xlabel(x_label, color=_INK, fontsize=9)
     axes.set_ylabel(y_label, color=_INK, fontsize=9)

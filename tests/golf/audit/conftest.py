@@ -22,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = ByteTokenizer()
     parts: dict[Split, list[str]] = {"train": texts[:40], "val": texts[40:]}
     for split, part in parts.items():
-        with ShardWriter(folder, split) as shards:
+        with ShardWriter(folder, "argparse", split) as shards:
             for text in part:
                 shards.write(np.insert(tokenizer.encode(text), 0, tokenizer.bos_id))
     return folder

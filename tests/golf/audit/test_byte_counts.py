@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from birdie.errors import DataError
 from birdie.golf.audit.byte_counts import TOLERANCE, check_counts, check_table
 from birdie.golf.audit.overlap import MIN_TOKENS, check_overlap, copies
+from birdie.gpt.data import caseops
 from birdie.gpt.data.byte_accounting import ByteTable
 from birdie.gpt.data.shards import read_shard, write_shard
 from birdie.gpt.data.tokenizer import (
@@ -22,9 +23,8 @@ from birdie.gpt.data.tokenizer import (
     SentencePieceTokenizer,
     Tokenizer,
     load_tokenizer,
-    train_caseops,
-    train_sentencepiece,
 )
+from tests.gpt.data.published_vocabulary import published
 
 
 def words(count: int, seed: int = 0) -> list[str]:
@@ -37,17 +37,17 @@ def words(count: int, seed: int = 0) -> list[str]:
 
 @cache
 def bpe() -> SentencePieceTokenizer:
-    return train_sentencepiece(words(60), 400)
+    return published(words(60), 400)
 
 
 @cache
 def capitals() -> CaseOpsTokenizer:
-    return train_caseops(words(60), 420)
+    return CaseOpsTokenizer(published([caseops.encode(text) for text in words(60)], 420, caseops.OPERATORS))
 
 
 @cache
 def spaceless() -> SentencePieceTokenizer:
-    return train_sentencepiece(["abcdefg hijk".replace(" ", "")] * 50, 280)
+    return published(["abcdefghijk"] * 50, 280)
 
 
 def stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:

@@ -74,7 +74,7 @@ def test_caseops_scores_use_the_sidecars(shards: list[Path]) -> None:
     counts = byte_counts(shards, tokenizer(), tokens, 300)
     assert isinstance(counts, np.ndarray)
     assert np.array_equal(counts, expected)
-    assert counts.sum() == 2 * len(TEXT.strip().encode())
+    assert counts.sum() == 2 * len(TEXT.encode())
     first_counts = byte_counts(shards, tokenizer(), tokens[:50], 300)
     assert isinstance(first_counts, np.ndarray)
     assert np.array_equal(first_counts, expected[:50])
@@ -98,7 +98,7 @@ def test_a_missing_sidecar_is_an_error(shards: list[Path], tmp_path: Path) -> No
     sidecar_of(shards[1]).unlink()
     assert_refused(shards, r"fineweb_val_000001.bin has no byte sidecar \(fineweb_val_bytes_000001.bin\) beside")
     write_shard(tmp_path / "other.bin", tokens_and_counts()[0])
-    assert_refused([tmp_path / "other.bin"], r"other.bin has no byte sidecar \(fineweb_val_bytes_\*.bin\)")
+    assert_refused([tmp_path / "other.bin"], r"other.bin has no byte sidecar \(\*_val_bytes_\*.bin\)")
 
 
 def test_an_inconsistent_sidecar_is_an_error(shards: list[Path]) -> None:

@@ -2,15 +2,18 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from birdie.errors import DataError
-from birdie.gpt.data.corpus import Corpus, Overlap, file_corpus, stdlib_corpus
+from birdie.errors import ConfigError, DataError
+from birdie.gpt.data.corpus import Corpus, Overlap, _parts, file_corpus, stdlib_corpus
 from tests.deep_folders import deep_folder
 
 
@@ -50,7 +53,7 @@ def test_documents_in_both_splits_are_counted_and_the_first_is_located(tmp_path:
 
 def test_a_split_by_document_keeps_copies_in_one_split(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "\n".join(f"line {i % 50}" for i in range(500))})
-    corpus = file_corpus([tmp_path / "a.txt"])
+    corpus = file_corpus([tmp_path / "a.txt"], documents="line")
     train, held_out = both(corpus)
     assert set(train).isdisjoint(held_out)
     assert len(train) + len(held_out) == 500
@@ -95,6 +98,40 @@ def test_folders_may_be_nested_deeper_than_python_recurses(tmp_path: Path, monke
             file_corpus([f"{folder}/**/*.txt"])
 
 
+@given(st.text(st.sampled_from("ab \n\r\t\u2028é"), max_size=300), st.integers(1, 150))
+def test_the_parts_of_a_file_are_all_of_its_text(text: str, times: int) -> None:
+    text = f"{text * times}end"
+    parts = list(_parts(io.StringIO(text, newline="\n")))
+    assert "".join(parts) == text
+    assert not any(part.isspace() for part in parts)
+
+
+NAMES = {
+    "my notes.txt": "my-notes",
+    "wiki.en.jsonl.gz": "wiki.en",
+    "a_val_b/": "a-val-b",
+    "texts/*.txt": "texts",
+    "日本/": "日本",
+}
+
+
+@pytest.mark.parametrize(("pattern", "name"), NAMES.items(), ids=NAMES.values())
+def test_a_corpus_has_the_name_of_its_text(tmp_path: Path, pattern: str, name: str) -> None:
+    path = f"{pattern}a.txt" if pattern.endswith("/") else pattern.replace("*", "a")
+    write(tmp_path, {path: "text"})
+    assert file_corpus([tmp_path / pattern]).name == name
+
+
+def test_several_files_have_the_name_of_their_folder_or_one_that_files_can_have(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path, {"in/a.txt": "text", "in/sub/b.txt": "text"}) / f"in/{name}" for name in ("a.txt", "sub/*")
+    ]
+    assert file_corpus(paths).name == "in"
+    assert file_corpus(paths, name="mine").name == "mine"
+    with pytest.raises(ConfigError, match=r"'a_val_/b' .* try 'a-val--b'"):
+        file_corpus(paths, name="a_val_/b")
+
+
 def test_a_document_is_a_file_a_line_or_a_json_line(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "one\r\n\n \ntwo\u2028still\n", "b.txt": "three\n", "c.jsonl": '{"text": "x\\ny"}\n\n'})
     val = [tmp_path / "b.txt"]
@@ -102,8 +139,9 @@ def test_a_document_is_a_file_a_line_or_a_json_line(tmp_path: Path) -> None:
     def train(*names: str, **settings: str) -> list[str]:
         return list(file_corpus([tmp_path / n for n in names], validation=val, **settings).train())  # type: ignore[arg-type]
 
-    assert train("a.txt", documents="line") == train("a.txt") == ["one", "two\u2028still"]
-    assert train("a.txt", documents="file") == ["one\n\n \ntwo\u2028still\n"]
+    assert train("a.txt", documents="line") == ["one", "two\u2028still"]
+    assert train("a.txt", documents="part") == train("a.txt") == ["one\r\n", "\n \ntwo\u2028still\n"]
+    assert train("a.txt", documents="file") == ["one\r\n\n \ntwo\u2028still\n"]
     assert train("a.txt", "c.jsonl", documents="line")[-1] == "x\ny"
 
 

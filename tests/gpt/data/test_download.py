@@ -20,6 +20,7 @@ from birdie.gpt.data.download import DownloadedDataset, Source, download
 from birdie.gpt.data.preparation import PreparedDataset, prepare
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.system.extras import install_line
 from tests.gpt.data.random_text import random_lines
 from tests.hub.server import Fault, Hub, running, send, status
 
@@ -38,7 +39,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreparedData
     root = tmp_path_factory.mktemp("published")
     text = root / "text.txt"
     text.write_text(random_lines(400), encoding="utf-8")
-    corpus = file_corpus([text], validation_fraction=0.1)
+    corpus = file_corpus([text], validation_fraction=0.1, name="fineweb")
     datasets = {}
     for name, tokenizer, size in (("sp400", 400, 6_000), ("byte260", "bytes", 30_000)):
         *_, last = prepare(corpus, tokenizer, root / "data", shard_tokens=size)
@@ -109,7 +110,7 @@ def test_a_complete_download_equals_what_prepare_published(
         assert (result.folder / path.name).read_bytes() == path.read_bytes()
     commit = hub.commit(f"datasets/{REPO}")
     splits = {split: replace(totals, source_bytes=totals.bytes) for split, totals in totals_of(source.info)}
-    assert result.info == replace(source.info, corpus=f"{REPO}@{commit[:12]}", **splits)
+    assert result.info == replace(source.info, corpus=f"{REPO}@{commit[:12]}", source="", **splits)
     dataset = open_dataset(result.folder)
     assert dataset.info == result.info
     assert check_tokenizer(dataset, load_tokenizer(result.tokenizer)) == []
@@ -250,7 +251,7 @@ def test_shards_of_another_data_set_are_never_replaced(hub: Hub, data: Path, nam
 def test_a_tokenizer_that_does_not_match_the_shards_is_refused(hub: Hub, data: Path, tmp_path: Path) -> None:
     text = tmp_path / "other.txt"
     text.write_text(random_lines(300, seed=1), encoding="utf-8")
-    corpus = file_corpus([text], validation_fraction=0.1)
+    corpus = file_corpus([text], validation_fraction=0.1, name="fineweb")
     right = published(hub)[MODEL]
     for size, message in ((300, "has 300 pieces"), (400, "are reproduced when sp400")):
         *_, other = prepare(corpus, size, tmp_path / "other")
@@ -310,5 +311,5 @@ def test_without_the_library_the_command_says_what_to_install(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     code, answer, _ = run_command(capsys, "hub", "-o", data)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    assert "pip install 'birdie-compress[hub]'" in answer["error"]["message"]
+    assert install_line("hub") in answer["error"]["message"]
     assert not data.exists()

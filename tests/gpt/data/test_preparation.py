@@ -1,6 +1,7 @@
 """Preparation: a corpus becomes the challenge's folder layout, atomically, and its totals are exact."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +37,15 @@ def files(root: Path) -> dict[str, bytes]:
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def test_the_layout_is_the_challenges(corpus: Corpus, tmp_path: Path) -> None:
+def test_folders_and_files_have_the_name_of_the_text(corpus: Corpus, tmp_path: Path) -> None:
     root = tmp_path / "data"
     prepared = run(corpus, 400, root, shard_tokens=12_000)
     assert set(files(root)) == {
-        "datasets/fineweb10B_sp400/dataset.json",
-        "datasets/fineweb10B_sp400/fineweb_train_000000.bin",
-        "datasets/fineweb10B_sp400/fineweb_train_000001.bin",
-        "datasets/fineweb10B_sp400/fineweb_val_000000.bin",
-        "tokenizers/fineweb_400_bpe.model",
+        "datasets/text_sp400/dataset.json",
+        "datasets/text_sp400/text_train_000000.bin",
+        "datasets/text_sp400/text_train_000001.bin",
+        "datasets/text_sp400/text_val_000000.bin",
+        "tokenizers/text_sp400.model",
     }
     data, tokenizer = open_dataset(prepared.folder), load_tokenizer(prepared.tokenizer)
     assert data.info == prepared.info
@@ -59,7 +60,8 @@ def test_shards_are_bos_and_text_and_totals_are_exact(corpus: Corpus, tmp_path: 
     tokens = open_dataset(prepared.folder).validation_tokens()
     encoder = load_tokenizer(prepared.tokenizer)
     assert np.array_equal(tokens, np.concatenate([[1, *encoder.encode(text)] for text in held_out]))
-    size = sum(len(text.encode()) for text in held_out)  # these texts are already normalized
+    assert [encoder.decode(document) for document in split_documents(tokens, 1)] == held_out
+    size = sum(len(text.encode()) for text in held_out)
     val = prepared.info.val
     assert (val.documents, val.tokens, val.bytes, val.source_bytes) == (len(held_out), len(tokens), size, size)
     assert prepared.check == ByteCheck(len(held_out), len(tokens), size, size)
@@ -91,16 +93,16 @@ def capitals(tmp_path: Path) -> Corpus:
     return file_corpus([text], validation_fraction=0.2)
 
 
-def test_the_caseops_layout_is_the_challenges(capitals: Corpus, tmp_path: Path) -> None:
+def test_caseops_data_have_sidecars(capitals: Corpus, tmp_path: Path) -> None:
     root = tmp_path / "data"
     prepared = run(capitals, 400, root, caseops=True, shard_tokens=5_000)
     assert {name for name in files(root) if "train" not in name} == {
-        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/dataset.json",
-        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_000000.bin",
-        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_000001.bin",
-        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_bytes_000000.bin",
-        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_bytes_000001.bin",
-        "tokenizers/fineweb_400_bpe_lossless_caps_caseops_v1_reserved.model",
+        "datasets/capitals_sp400_caseops/dataset.json",
+        "datasets/capitals_sp400_caseops/capitals_val_000000.bin",
+        "datasets/capitals_sp400_caseops/capitals_val_000001.bin",
+        "datasets/capitals_sp400_caseops/capitals_val_bytes_000000.bin",
+        "datasets/capitals_sp400_caseops/capitals_val_bytes_000001.bin",
+        "tokenizers/capitals_sp400_caseops.model",
     }
     data, tokenizer = open_dataset(prepared.folder), load_tokenizer(prepared.tokenizer)
     assert data.info == prepared.info
@@ -117,10 +119,9 @@ def test_the_sidecar_sums_to_the_text_and_documents_begin_with_bos(capitals: Cor
     data, tokenizer = open_dataset(prepared.folder), load_tokenizer(prepared.tokenizer)
     tokens, counts = data.validation_tokens(), np.concatenate([read_sidecar(path) for path in data.val])
     assert np.array_equal(tokens, np.concatenate([[1, *tokenizer.encode(text)] for text in held_out]))
-    spaced = [" ".join(text.split()) for text in held_out]  # the challenge's normalization of these texts
-    assert [tokenizer.decode(document) for document in split_documents(tokens, 1)] == spaced
+    assert [tokenizer.decode(document) for document in split_documents(tokens, 1)] == held_out
     starts = np.flatnonzero(tokens == 1)
-    assert np.add.reduceat(counts, starts).tolist() == [len(text.encode()) for text in spaced]
+    assert np.add.reduceat(counts, starts).tolist() == [len(text.encode()) for text in held_out]
     assert not counts[starts].any()
     assert counts.sum() == prepared.info.val.bytes == prepared.check.text_bytes
     assert prepared.check.exact
@@ -166,18 +167,30 @@ def test_an_earlier_result_is_replaced_as_a_unit(corpus: Corpus, tmp_path: Path)
     root = tmp_path / "data"
     run(corpus, 400, root, shard_tokens=3_000)
     run(corpus, 400, root)
-    assert len(open_dataset(root / "datasets/fineweb10B_sp400").train) == 1
+    assert len(open_dataset(root / "datasets/text_sp400").train) == 1
     assert not list(root.rglob(".*"))
 
 
-@pytest.mark.parametrize("name", ["fineweb_train_000000.bin", "notes.txt"])
+def test_data_of_another_source_are_not_replaced(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "text.txt").write_text(random_lines(300), encoding="utf-8")
+    other = file_corpus([tmp_path / "other" / "text.txt"])
+    root = tmp_path / "data"
+    prepared = run(corpus, "bytes", root)
+    with pytest.raises(OutputError, match="text_byte260 was prepared from another source"):
+        run(other, "bytes", root)
+    assert open_dataset(prepared.folder).info == prepared.info
+    assert run(replace(other, name="other"), "bytes", root).folder != prepared.folder
+
+
+@pytest.mark.parametrize("name", ["text_train_000000.bin", "notes.txt"])
 def test_other_data_are_never_replaced(corpus: Corpus, tmp_path: Path, name: str) -> None:
-    other = tmp_path / "data/datasets/fineweb10B_byte260" / name
+    other = tmp_path / "data/datasets/text_byte260" / name
     other.parent.mkdir(parents=True)
     other.write_text("mine")
     with pytest.raises(OutputError, match="has files that birdie did not prepare"):
         run(corpus, "bytes", tmp_path / "data")
-    assert files(tmp_path / "data") == {f"datasets/fineweb10B_byte260/{name}": b"mine"}
+    assert files(tmp_path / "data") == {f"datasets/text_byte260/{name}": b"mine"}
 
 
 def test_a_byte_table_that_is_wrong_for_the_text_stops_the_run(

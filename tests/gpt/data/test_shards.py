@@ -70,7 +70,7 @@ def test_the_writer_divides_one_sequence_into_shards(
 ) -> None:
     tokens = np.arange(sum(sizes), dtype=np.uint16)
     folder = tmp_path_factory.mktemp("shards")
-    with ShardWriter(folder, "train", shard) as writer:
+    with ShardWriter(folder, "fineweb", "train", shard) as writer:
         for part in np.split(tokens, np.cumsum(sizes)[:-1] if sizes else []):
             writer.write(part)
     read = [np.asarray(read_shard(path)) for path in sorted(folder.iterdir())]
@@ -81,7 +81,7 @@ def test_the_writer_divides_one_sequence_into_shards(
 
 def test_an_interrupted_writer_removes_the_incomplete_shard(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with ShardWriter(tmp_path, "val", 60) as writer:
+        with ShardWriter(tmp_path, "fineweb", "val", 60) as writer:
             writer.write(TOKENS)
             raise KeyboardInterrupt
 

@@ -4,6 +4,7 @@ Both are checked on random Unicode, for raw bytes and for BPE vocabularies with 
 """
 
 import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.errors import ConfigError, DataError
+from birdie.gpt.data import caseops
 from birdie.gpt.data.byte_accounting import check_bytes
 from birdie.gpt.data.caseops import ALLCAPS, ESCAPE, OPERATORS, TITLE
 from birdie.gpt.data.tokenizer import (
@@ -25,6 +27,7 @@ from birdie.gpt.data.tokenizer import (
     train_caseops,
     train_sentencepiece,
 )
+from tests.gpt.data.published_vocabulary import published
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -47,7 +50,18 @@ def small_caseops() -> CaseOpsTokenizer:
     return train_caseops([text.title() for text in documents(60)], 420)
 
 
+@cache
+def published_bpe() -> SentencePieceTokenizer:
+    return published(documents(60), 400)
+
+
+@cache
+def published_caseops() -> CaseOpsTokenizer:
+    return CaseOpsTokenizer(published([caseops.encode(text) for text in documents(60)], 420, OPERATORS))
+
+
 TOKENIZERS = pytest.mark.parametrize("make", [ByteTokenizer, small_bpe, small_caseops], ids=["bytes", "bpe", "caseops"])
+NORMALIZING = pytest.mark.parametrize("make", [published_bpe, published_caseops], ids=["bpe", "caseops"])
 CAPITALS = st.text(
     st.sampled_from([*"aABhHzZ .1\0\t", *OPERATORS, *"ÉßKＡﬁⅧ", "\u0331", "\u030c", "\u0301", "\u200b", "😀"])
 )
@@ -59,35 +73,44 @@ def shard_tokens(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.uint16), *parts])
 
 
-@settings(deadline=None)
-@given(TEXTS)
-def test_raw_bytes_round_trip_every_text(text: str) -> None:
-    tokenizer = ByteTokenizer()
+@TOKENIZERS
+@settings(deadline=None, max_examples=300)
+@given(text=TEXTS | CAPITALS | st.text(st.sampled_from("ab  ▁\n\r\t\0\x85\u2028\ufeff\ufffd<>")))
+def test_every_text_decodes_to_itself_and_each_byte_counts_once(make: type[Tokenizer], text: str) -> None:
+    tokenizer = make()
+    assert tokenizer.keeps_text
     ids = tokenizer.encode(text)
     assert ids.dtype == np.uint16
     assert tokenizer.decode(ids) == text
-    assert list(ids) == [byte + 4 for byte in text.encode()]
+    assert tokenizer.byte_table().count_document(ids, tokenizer.bos_id).sum() == len(text.encode())
 
 
+def test_raw_bytes_are_their_values_after_four_controls() -> None:
+    assert ByteTokenizer().encode("aé\n").tolist() == [byte + 4 for byte in "aé\n".encode()]
+
+
+@NORMALIZING
 @settings(deadline=None)
-@given(TEXTS)
-def test_bpe_round_trips_normalized_text(text: str) -> None:
-    normalized = small_bpe().decode(small_bpe().encode(text))
-    assert small_bpe().decode(small_bpe().encode(normalized)) == normalized
+@given(text=TEXTS)
+def test_a_normalizing_vocabulary_round_trips_normalized_text(make: type[Tokenizer], text: str) -> None:
+    tokenizer = make()
+    assert not tokenizer.keeps_text
+    normalized = tokenizer.decode(tokenizer.encode(text))
+    assert tokenizer.decode(tokenizer.encode(normalized)) == normalized
 
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS | CAPITALS)
 def test_caseops_decodes_to_the_text_that_its_model_normalizes_to(text: str) -> None:
     """Text is normalized before CaseOps. Where one pass of the model's normalization is not enough, after two."""
-    model = SentencePieceTokenizer(small_caseops().model_bytes)
+    model = SentencePieceTokenizer(published_caseops().model_bytes)
     once = model.decode(model.encode(text))
     twice = model.decode(model.encode(once))
-    assert small_caseops().decode(small_caseops().encode(text)) == twice
+    assert published_caseops().decode(published_caseops().encode(text)) == twice
     assert model.normalize(once) == twice
 
 
-@TOKENIZERS
+@pytest.mark.parametrize("make", [*TOKENIZERS.args[1], *NORMALIZING.args[1]])
 @settings(deadline=None)
 @given(texts=st.lists(TEXTS | CAPITALS, max_size=5))
 def test_the_byte_table_counts_utf8(make: type[Tokenizer], texts: list[str]) -> None:
@@ -100,8 +123,9 @@ def test_the_byte_table_counts_utf8(make: type[Tokenizer], texts: list[str]) -> 
     assert total == check.table_bytes == check.text_bytes
 
 
-def test_the_byte_table_by_piece_type() -> None:
-    tokenizer = small_bpe()
+@pytest.mark.parametrize("make", [small_bpe, published_bpe], ids=["keeps text", "normalizes"])
+def test_the_byte_table_by_piece_type(make: Callable[[], SentencePieceTokenizer]) -> None:
+    tokenizer = make()
     table = tokenizer.byte_table()
     ids = {piece: tokenizer._processor.piece_to_id(piece) for piece in ("▁", "<0xE2>", "e", "▁e", "é")}
     bos, e = tokenizer.bos_id, ids["e"]
@@ -109,10 +133,16 @@ def test_the_byte_table_by_piece_type() -> None:
         assert table.base_bytes[control] == 0
         assert table.is_boundary[control]
     assert table.base_bytes[ids["<0xE2>"]] == 1  # not the 6 bytes of its name
-    assert table.base_bytes[ids["▁"]] == 0  # its one byte is the leading space
     assert table.base_bytes[ids["é"]] == 2
     previous, targets = np.array([bos, e, bos, e, e]), np.array([ids["▁"], ids["▁"], ids["▁e"], ids["▁e"], e])
-    assert table.count(previous, targets).tolist() == [0, 1, 1, 2, 1]
+    at_start = int(tokenizer.keeps_text)  # of a document, where a text that was normalized has no space
+    assert table.count(previous, targets).tolist() == [at_start, 1, 1 + at_start, 2, 1]
+
+
+def test_an_indentation_is_one_token_and_counts_its_spaces() -> None:
+    tokenizer = train_sentencepiece(["def f():\n    return 1\n"] * 40, 290)
+    (indentation,) = tokenizer.encode("    ").tolist()
+    assert tokenizer.byte_table().base_bytes[indentation] == 4
 
 
 def test_operators_count_no_bytes_unless_escaped() -> None:

@@ -2,21 +2,24 @@
 
 import dataclasses
 import json
-from functools import reduce
+import math
+from dataclasses import replace
+from functools import reduce, wraps
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from birdie.cli import main
+from birdie.cli import build_app, main, train
+from birdie.cli.console import run
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.preparation import Layout, prepare
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.pipeline import Run
-from birdie.gpt.run.presets import PRESETS
+from birdie.gpt.run.presets import PRESETS, with_minutes
 from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_registry import RegisteredRecipe, changes, find, shipped_recipes
 from birdie.gpt.run.recipe_settings import CalibrationSettings, DataSettings, Recipe
@@ -178,6 +181,21 @@ def run_json(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) ->
     return answer
 
 
+@pytest.mark.parametrize("name", ["laptop", "sota", "baseline"])
+def test_minutes_set_the_clock_and_what_is_counted_in_steps(name: str) -> None:
+    full = find(name).recipe()
+    small = with_minutes(full, 3)
+    assert small.train.cap_ms == 180_000
+    assert small.train.iterations == full.train.iterations
+    shares = small.optimizer.muon_momentum_warmup_steps / full.optimizer.muon_momentum_warmup_steps
+    assert shares == pytest.approx(180_000 / (full.train.cap_ms or 180_000), abs=0.01)
+    assert small.model == full.model
+    assert replace(small, train=full.train, optimizer=full.optimizer, average=full.average) == full
+    for minutes in (0, -1, math.inf, math.nan):
+        with pytest.raises(ConfigError, match=f"--minutes is {minutes:g}"):
+            with_minutes(full, minutes)
+
+
 def test_show_prints_the_recipe_that_train_would_use(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run_json(capsys, "recipe", "show", "sota", "--preset", "cpu")
     assert Recipe.from_dict(shown["recipe"]) == find("sota").recipe("cpu")
@@ -192,8 +210,22 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for _ in prepare(file_corpus([str(root / "text.txt")], documents="line"), "bytes", root):
         pass
     tokenizer = load_tokenizer("bytes")
-    folder = str(Layout.of(root, tokenizer.name).folder)
+    folder = str(Layout.of(root, "text", tokenizer.name).folder)
     return ["--data.path", folder, "--data.tokenizer", "bytes", "--model.vocab-size", str(tokenizer.vocab_size)]
+
+
+def test_minutes_without_a_recipe_train_that_of_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str | None, Recipe]] = []
+
+    @wraps(train.command)
+    def remembered(name: str | None = None, /, *, recipe: Recipe, **_: Any) -> None:
+        calls.append((name, recipe))
+
+    monkeypatch.setattr(train, "command", remembered)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert run(build_app, ["train", "--minutes", "3", "--train.seed", "7"]) == 0
+    expected = with_minutes(find("laptop").recipe(), 3)
+    assert calls == [("laptop", replace(expected, train=replace(expected.train, seed=7)))]
 
 
 @pytest.mark.parametrize(

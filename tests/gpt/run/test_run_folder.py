@@ -50,7 +50,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def tiny_recipe(root: Path) -> Recipe:
-    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
+    list(prepare(file_corpus([Path(__file__)], documents="line"), tokenizer="bytes", root=root))
     return Recipe(
         data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
         model=GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1),

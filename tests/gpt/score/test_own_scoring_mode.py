@@ -189,7 +189,7 @@ def test_the_command_line_lists_it_and_scores_by_it(mode_class: Any, file: Path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert mode_class.summary()[:40] in birdie("--help")
+    assert mode_class.summary()[:40] in birdie("--help-all")
     flags = ("--mode", "online-temperature", "--online-temperature.spread", "0.3", "--device", "cpu", "--json")
     printed = json.loads(birdie(str(file), *flags))
     assert printed["bpb"] == evaluate(file, EvaluationRequest(device="cpu", settings=SETTINGS)).score.bpb

@@ -1,5 +1,6 @@
 """Training in fp8: which layers torchao takes, what stays the float model's, and what the log says."""
 
+import re
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,7 @@ from birdie.gpt.model.layers import Linear
 from birdie.gpt.train.fp8 import fits_fp8, fp8_supported, train_in_fp8
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat
+from birdie.system.extras import install_line
 from tests.gpt.model.technique_table import blocks_of
 from tests.tiny_run import (
     CHUNK_TOKENS,
@@ -92,7 +94,7 @@ def test_a_model_without_a_matrix_that_fits_is_refused(qat: bool) -> None:
 
 def test_without_torchao_an_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(ConfigError, match=r"pip install 'birdie-compress\[gpu\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_line("gpu"))):
         emulate(Layer(16, 16))
 
 
