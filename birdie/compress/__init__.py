@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from birdie.compress.calibration.own_model import images_for as images_for
     from birdie.compress.calibration.own_model import inputs_in as inputs_in
     from birdie.compress.calibration.result import CalibrationResult as CalibrationResult
+    from birdie.compress.distortion import as_near_as as as_near_as
     from birdie.compress.filling import fill as fill
     from birdie.compress.rate.assignment import match as match
     from birdie.compress.rate.assignment import parse_rules as parse_rules
