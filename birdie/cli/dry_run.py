@@ -49,12 +49,14 @@ def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: boo
     show_left_out(source)
     print_line(f"input: {size(source.input_bytes)}, {meant.weights:,} weights: {source.path}")
     if not all(expected.fits for expected in rows.values()):
-        print_line("a budget that cannot be met has the bytes of the smallest file")
+        print_line(
+            "a budget that cannot be met has the bytes of the smallest file without calibration; one reaches less"
+        )
     print_line(f"loads in about {seconds(load_s)} on one core")
     print_line(
-        "forecast by some rows of each matrix; error: squares of the weights' errors over those of the weights, which "
-        "calibration distributes better; dB: the same as a signal-to-quantization-noise ratio (SQNR); as near as: "
-        "integers rounded to a scale by row; nothing was written"
+        "forecast without calibration, which distributes errors better, by some rows of each matrix; error: squares of "
+        "the weights' errors over those of the weights; dB: the same as a signal-to-quantization-noise ratio (SQNR); "
+        "as near as: integers rounded to a scale by row; nothing was written"
     )
     show_taken(source)
 

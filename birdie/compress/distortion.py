@@ -23,9 +23,9 @@ def integer_errors(weight: Tensor) -> Tensor:
 
     The scale is max |row| / (2^(bits − 1) − 1), of whose square an error is a twelfth; the row itself, at most.
     """
-    rows = weight.detach().reshape(len(weight) if weight.ndim > 1 else 1, -1).double()
-    if not rows.numel():
+    if not weight.numel():
         return torch.zeros(len(INTEGER_BITS), dtype=torch.float64)
+    rows = weight.detach().reshape(len(weight) if weight.ndim > 1 else 1, -1).double()
     levels = 2.0 ** (torch.tensor(INTEGER_BITS) - 1) - 1
     scales = rows.abs().amax(1, keepdim=True) / levels
     return torch.minimum(rows.shape[1] * scales.square() / 12, rows.square().sum(1, keepdim=True)).sum(0)

@@ -32,6 +32,7 @@ from birdie.errors import ConfigError, DataError
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 """Suffixes of files of inputs."""
 _ROWS = 32  # of a batch that is cut from a file
+_LISTED = 4  # arrays in an error
 MOST_ROWS = 4096
 """Rows that are read of a file: more tell little."""
 
@@ -88,13 +89,16 @@ def inputs_in(path: Path) -> list[Any]:
         DataError: the file is damaged, or its arrays have not as many rows as one another.
     """
     try:
-        arrays = {name: torch.as_tensor(np.array(value[:MOST_ROWS])) for name, value in _arrays(path).items()}
+        arrays = {
+            name: torch.as_tensor(np.array(np.atleast_1d(value)[:MOST_ROWS])) for name, value in _arrays(path).items()
+        }
     except (OSError, ValueError, TypeError, IndexError, KeyError, RuntimeError, UnpicklingError) as error:
         reason = " ".join(str(error).split())[:100]
         raise DataError(f"{path} holds no arrays of numbers ({reason}); save inputs, one a row, as .npz") from error
     if len({len(array) for array in arrays.values()}) != 1:
-        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
-        raise DataError(f"the arrays in {path} have not as many rows as one another: {shapes or 'there are none'}")
+        shapes = [f"{name} {tuple(array.shape)}" for name, array in arrays.items()]
+        text = ", ".join([*shapes[:_LISTED], *([f"{len(shapes) - _LISTED} more"] if len(shapes) > _LISTED else [])])
+        raise DataError(f"the arrays in {path} have not as many rows as one another: {text or 'there are none'}")
     arrays = {name: array.float() if array.dtype == torch.float64 else array for name, array in arrays.items()}
     starts = range(0, len(next(iter(arrays.values()))), _ROWS)
     parts = [{name: array[start : start + _ROWS] for name, array in arrays.items()} for start in starts]

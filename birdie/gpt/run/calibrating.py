@@ -31,7 +31,7 @@ from birdie.compress import (
     images_in,
     inputs_in,
 )
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, DataError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
 from birdie.gpt.run.recipe_loading import load_run_recipe, recipe_file
@@ -256,6 +256,8 @@ class OnOwnModel(Calibrator):
         self.batches: Any = None
         self.note: str | None = None
         path = Path(code.data or "")
+        if code.data is not None and path.suffix in SUFFIXES and not path.exists():
+            raise DataError(f"--data {path} does not exist; give a file of inputs, or FILE.py:NAME")
         if code.image_size is not None and not path.is_dir():
             raise ConfigError(f"--image-size is of a folder of images, and --data {code.data} is none; drop it")
         if code.data is None:
@@ -352,6 +354,11 @@ def calibrator(request: Request) -> Calibrator:
     for kind in (OnOwnModel, OnArrays, OnText, OnImages, OnRun, OnMadeUpInputs, OnMadeUpArrays, WithoutData):
         if kind.suits(request):
             return kind(request)
+    if is_code(str(request.source)):
+        raise ConfigError(
+            f"--calibrate {request.source} names code, which calibrates a model of your own: give it to --data, and "
+            "to --model the function that returns the model"
+        )
     raise ConfigError(
         f"--calibrate {request.source} is neither a run folder nor a recipe nor a text: it does not exist"
     )
