@@ -3,7 +3,7 @@
 Three networks are trained at run time on data made at run time: convolutions on glyphs, a GRU on sequences of tokens,
 and a U-Net that segments shapes. `birdie.curve(at_least=…)` searches, with a calibration on inputs alone, and then the
 sizes below the one it found are measured, a percent apart. A measure of few samples is not monotone, so that smaller
-files may hold it by chance: `exhaustive` is the smallest that does, and `holds` the share of sizes between the two.
+files may hold it by chance: `exhaustive` is the smallest that does, and `holding` how many of the sizes do.
 """
 
 import math
@@ -144,7 +144,6 @@ def row(name: str, steps: int, samples: int, below: float, ratio: float) -> Row:
     except BudgetError:  # it is the smallest file of all
         points = ()
     best = min((point.bytes for point in points if point.value >= at_least), default=ceiling)
-    between = [point for point in points if point.bytes >= best]
     return {
         "network": name,
         "weights": sum(weight.numel() for weight in model.parameters()),
@@ -155,7 +154,7 @@ def row(name: str, steps: int, samples: int, below: float, ratio: float) -> Row:
         "of files": len(points),
         "exhaustive": best,
         "larger_%": 100 * (ceiling / best - 1),
-        "holds": sum(point.value >= at_least for point in between) / max(len(between), 1),
+        "holding": sum(point.value >= at_least for point in points),
         "seconds": seconds,
     }
 

@@ -198,7 +198,7 @@ def test_images_of_several_sizes_need_one(images: Path, capsys: pytest.CaptureFi
     assert "--image-size" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("data", [[], ["--data", "x.npz"]])
+@pytest.mark.parametrize("data", [[], pytest.param(["--data", "x.npz"], marks=pytest.mark.nightly)])
 def test_the_smallest_file_that_holds_a_metric_is_written(
     data: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +217,9 @@ def test_the_smallest_file_that_holds_a_metric_is_written(
     exact = torch.load(folder / "net.pt", weights_only=True)
     error = sum(float((net[name] - tensor).square().sum()) for name, tensor in exact.items())
     assert -error == pytest.approx(measured["value"], rel=1e-4)
+    sizes = ["--sizes", str(measured["budget"]), "--json"]
+    assert run(build_app, ["curve", str(folder / "net.pt"), *code, *metric, *sizes]) == 0
+    assert json.loads(capsys.readouterr().out)["points"] == [measured]
     status, answer = compressed(folder, capsys, *code, *metric, "--at-least", "1e-9")
     assert status == 1
     assert "at_least" in answer["error"]["message"]

@@ -380,11 +380,12 @@ def image_edge(module: nn.Module, channels: int) -> int | None:
     """Return the edge of square images that a module accepts: `EDGE`, or else the smallest; None if it accepts none.
 
     A network whose last layers are made for one size accepts that alone, and fails at its first layer of them, so that
-    a trial is cheap. Multiples of 4 are tried, or of its first stride, which may be that of patches.
+    a trial is cheap. Multiples of 4 are tried, or of its first stride, which may be that of patches: two at least, as
+    the positions of one are those of any by broadcasting.
     """
     first = _first_convolution(module)
     step = max(_EDGE_STEP, first.stride[0]) if isinstance(first, nn.Conv2d) else _EDGE_STEP
-    edges = (EDGE, *range(step, step * _EDGES + 1, step))
+    edges = (EDGE, *range(2 * step, step * _EDGES + 1, step))
     return next((edge for edge in edges if accepts_images(module, channels, (edge, edge))), None)
 
 

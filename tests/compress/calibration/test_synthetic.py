@@ -274,6 +274,23 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
             birdie.calibrate(subject, *data, **arguments)  # type: ignore[arg-type]
 
 
+class Patches(nn.Module):
+    """Patches of 8 × 8 pixels with positions of their own, of 48 × 48 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 16, 8, stride=8), nn.Linear(16, 4)
+        self.positions = nn.Parameter(torch.randn(1, 36, 16))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head((self.patches(images).flatten(2).mT + self.positions).mean(1))
+        return logits
+
+
+def test_images_of_patches_with_positions_have_as_many() -> None:
+    assert synthetic.image_edge(Patches(), 3) == 48
+
+
 @pytest.mark.parametrize("edge", [8, 28, 40])
 def test_made_up_images_have_the_size_that_the_module_accepts(edge: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
