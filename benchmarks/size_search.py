@@ -2,7 +2,7 @@
 
 Three networks are trained at run time on data made at run time: convolutions on glyphs, a GRU on sequences of tokens,
 and a U-Net that segments shapes. `birdie.curve(at_least=…)` searches, with a calibration on inputs alone, and then the
-sizes below the one it found are measured, a percent apart. A measure of few samples is not monotone, so that smaller
+sizes below the one it search are measured, a percent apart. A measure of few samples is not monotone, so that smaller
 files may hold it by chance: `exhaustive` is the smallest that does, and `holding` how many of the sizes do.
 """
 
@@ -115,7 +115,7 @@ def trained(task: Task, steps: int) -> nn.Module:
     for step in range(steps):
         inputs, labels = task.data(BATCH, 1000 + step)
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
+        F.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return model.eval()
 
@@ -133,10 +133,10 @@ def row(name: str, steps: int, samples: int, below: float, ratio: float) -> Row:
     known = birdie.calibrate(model, example_inputs=task.data(512, 2)[0])
     at_least = accuracy(model) - LOSS
     start = time.perf_counter()
-    found = birdie.curve(model, accuracy, at_least=at_least, calibration=known, progress=lambda p: log(f"{name}: {p}"))
+    search = birdie.curve(model, accuracy, at_least=at_least, calibration=known, progress=lambda p: log(f"{name}: {p}"))
     seconds = time.perf_counter() - start
-    assert found.smallest is not None
-    ceiling = found.smallest.bytes
+    assert search.smallest is not None
+    ceiling = search.smallest.bytes
     sizes = [round(ceiling / ratio**index) for index in range(1, 1 + math.ceil(-math.log(below) / math.log(ratio)))]
     log(f"{name}: {len(sizes)} sizes below {ceiling:,} bytes")
     try:
@@ -147,10 +147,10 @@ def row(name: str, steps: int, samples: int, below: float, ratio: float) -> Row:
     return {
         "network": name,
         "weights": sum(weight.numel() for weight in model.parameters()),
-        "float": found.float_value,
-        "files": len(found.points),
+        "float": search.float_value,
+        "files": len(search.points),
         "bytes": ceiling,
-        "bits": found.smallest.bits,
+        "bits": search.smallest.bits,
         "of files": len(points),
         "exhaustive": best,
         "larger_%": 100 * (ceiling / best - 1),
@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--networks", type=comma_separated(one_of([*TASKS], "network")), default=[*TASKS])
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of training")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="samples that the metric is measured on")
-    parser.add_argument("--below", type=float, default=0.75, help="least size that is measured, of the one found")
+    parser.add_argument("--below", type=float, default=0.75, help="least size that is measured, of the one search")
     parser.add_argument("--ratio", type=float, default=1.01, help="of the sizes that are measured, one after the other")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -213,17 +213,17 @@ def _smallest(
     assert flags.metric is not None
     metric = imported("--metric", flags.metric)
     options = flags.save_options(calibration=calibration, metadata=network.metadata)
-    curve, found = checkpoint_curve(
+    curve, smallest = checkpoint_curve(
         source, network.module, metric, options, at_least=flags.at_least, folder=flags.folder, progress=log_point
     )
-    if found is None:
+    if smallest is None:
         best = max(curve.points, key=lambda point: point.value)
         raise BudgetError(
             f"no file holds {flags.at_least:g} by the metric; the best has {best.value:.6g} and {best.bytes:,} bytes: "
             "lower --at-least, or add --data"
         )
-    write_bytes(file, found.data)
-    return replace(found.summary, path=str(file)), curve
+    write_bytes(file, smallest.data)
+    return replace(smallest.summary, path=str(file)), curve
 
 
 def _print_json(source: "Checkpoint", written: _Written) -> None:

@@ -170,7 +170,7 @@ def images(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "flags", "made"),
+    ("model", "data", "flags", "text"),
     [
         ("Images", "one", [], "3×12×12, values"),
         ("Images", "one", ["--image-size", "8x10"], "3×8×10, resized"),
@@ -180,13 +180,13 @@ def images(folder: Path) -> Path:
     ],
 )
 def test_a_folder_of_images_calibrates_at_a_size_that_is_said(
-    model: str, data: str, flags: list[str], made: str, images: Path, capsys: pytest.CaptureFixture[str]
+    model: str, data: str, flags: list[str], text: str, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (images / f"{model}.pt").replace(images / "net.pt")
     code = ["--model", f"{images / 'own_net.py'}:{model}", "--data", str(images / data)]
     status, answer = compressed(images, capsys, "--bits", "4", *code, *flags)
     assert status == 0
-    assert made in answer["calibration"]
+    assert text in answer["calibration"]
     assert answer["control"]["errors"]["calibrated"] > 0
 
 
@@ -196,6 +196,11 @@ def test_images_of_several_sizes_need_one(images: Path, capsys: pytest.CaptureFi
     status, answer = compressed(images, capsys, "--bits", "4", *code)
     assert status == 1
     assert "--image-size" in answer["error"]["message"]
+    (images / "own_net.py").write_text(CODE.replace("Conv2d(3, 16, 3)", "Conv2d(5, 16, 3)"))
+    del sys.modules["own_net"]
+    status, answer = compressed(images, capsys, "--bits", "4", *code)
+    assert status == 1
+    assert "5 channels" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("data", [[], pytest.param(["--data", "x.npz"], marks=pytest.mark.nightly)])

@@ -8,7 +8,8 @@ from birdie.compress.distortion import as_near_as, decibels, integer_bits, integ
 
 def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
     scales = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
-    return (weight / scales).round() * scales
+    nearest: torch.Tensor = (weight / scales).round() * scales
+    return nearest
 
 
 @pytest.mark.parametrize("bits", range(3, 13))

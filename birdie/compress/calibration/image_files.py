@@ -20,7 +20,7 @@ BATCH_IMAGES = 16
 LEAST_BATCHES = 5  # one of them is held out
 _LEAST_IMAGES = 2
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-_KINDS = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
+CHANNELS = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # kinds of images as Pillow names them
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -63,7 +63,7 @@ def pixels_of(paths: Sequence[Path], channels: int, size: tuple[int, int]) -> Te
         channels: 1 (gray) to 4 (red, green, blue, opacity).
         size: height and width.
     """
-    kind, (height, width) = _KINDS[channels], size
+    kind, (height, width) = CHANNELS[channels], size
 
     def convert(image: "Image") -> Tensor:
         shaped = image.convert(kind)

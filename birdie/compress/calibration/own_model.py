@@ -16,7 +16,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from birdie.compress.calibration.calibrate import Where, calibrate_module
-from birdie.compress.calibration.image_files import BATCH_IMAGES, batched, pixels_of, read_image, require_images
+from birdie.compress.calibration.image_files import (
+    BATCH_IMAGES,
+    CHANNELS,
+    batched,
+    pixels_of,
+    read_image,
+    require_images,
+)
 from birdie.compress.calibration.result import CalibrationResult, listed
 from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.calibration.synthetic import (
@@ -128,6 +135,11 @@ def images_for(
     shapes = {read_image(path, lambda image: (image.height, image.width, len(image.getbands()))) for path in paths}
     sizes = {shape[:2] for shape in shapes}
     channels = image_channels(module) or (1 if max(shape[2] for shape in shapes) < 3 else 3)
+    if channels not in CHANNELS:
+        raise ConfigError(
+            f"{type(module).__name__} takes {channels} channels, which no image has; return inputs from a function, "
+            "--data data.py:batches"
+        )
     if size is None:
         size = _size_for(module, folder, channels, sizes)
     height, width = size
@@ -141,16 +153,16 @@ def images_for(
 
 def _size_for(module: nn.Module, folder: Path, channels: int, sizes: Collection[tuple[int, int]]) -> tuple[int, int]:
     """Return the size of images in a folder for a module: their own, or the only one that it accepts."""
-    own = next(iter(sizes)) if len(sizes) == 1 else None
-    if own is not None and accepts_images(module, channels, own):
-        return own
+    common = next(iter(sizes)) if len(sizes) == 1 else None
+    if common is not None and accepts_images(module, channels, common):
+        return common
     edge = image_edge(module, channels)
     if edge is not None and not accepts_images(module, channels, (2 * edge, 2 * edge)):
         return edge, edge
-    found = f"{len(sizes)} sizes" if own is None else f"{own[0]}×{own[1]} pixels"
+    kinds = f"{len(sizes)} sizes" if common is None else f"{common[0]}×{common[1]} pixels"
     takes = "does not accept images of usual sizes" if edge is None else "accepts images of several sizes"
     raise ConfigError(
-        f"the images in {folder} have {found}, and {type(module).__name__} {takes}; add --image-size HEIGHTxWIDTH as "
+        f"the images in {folder} have {kinds}, and {type(module).__name__} {takes}; add --image-size HEIGHTxWIDTH as "
         "in training, or a function that returns inputs, --data data.py:batches"
     )
 
