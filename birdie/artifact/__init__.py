@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from birdie.artifact.safetensors_export import to_safetensors as to_safetensors
     from birdie.artifact.saving import save as save
     from birdie.artifact.size_curve import Curve as Curve
+    from birdie.artifact.size_curve import FoundFile as FoundFile
     from birdie.artifact.size_curve import SizePoint as SizePoint
+    from birdie.artifact.size_curve import checkpoint_curve as checkpoint_curve
     from birdie.artifact.size_curve import curve as curve
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from birdie.artifact.base import Base, BaseOption
+from birdie.compress.distortion import decibels
 from birdie.system.callbacks import Progress
 
 Relation = Literal["equal", "differs", "shape", "only in a", "only in b"]
@@ -97,9 +98,7 @@ def _decibels(a: Tensor, b: Tensor) -> float | None:
         error += float((exact - other).abs().square().sum())
     if not (math.isfinite(signal) and math.isfinite(error)):
         return None
-    if not error:
-        return math.inf
-    return 10 * math.log10(signal / error) if signal else -math.inf
+    return decibels(signal, error)
 
 
 def _parts(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -45,11 +45,14 @@ COMBINATIONS: tuple[Rule, ...] = (
     Excludes("budget", ("bits", "quality"), "sets the size"),
     Excludes("bits", ("quality",), "sets the size"),
     Needs("quality", ("data",), "is measured on data"),
-    Needs("tune", ("calibration",), "trains on inputs"),
+    Needs("tune", ("inputs",), "trains on inputs"),
     Needs("cache_bytes", ("lazy",), "limits the cache of lazy loading"),
 )
 """Combinations of options that are refused."""
-_WORDS = {"data": "calibration=(module, batches, loss)"}
+_WORDS = {
+    "data": "calibration=birdie.calibrate(model, example_inputs=inputs), or (model, batches, loss)",
+    "inputs": "calibration=birdie.calibrate(model, example_inputs=inputs)",
+}
 
 
 def _schemes(_: Any, tokens: Iterable[Token]) -> "Schemes":
@@ -107,9 +110,11 @@ def _beginning(name: str, value: Any) -> Any:
 
 
 def chosen(options: Any) -> set[str]:
-    """Return the names of the options that do not have their defaults, and "data" with a calibration on data."""
+    """Return the names of the options that do not have their defaults, and "inputs" or "data" of a calibration."""
     names = {option.name for option in fields(options) if getattr(options, option.name) != option.default}
-    return names | ({"data"} if "calibration" in names and not isinstance(options.calibration, str) else set())
+    if "calibration" not in names:
+        return names
+    return names | ({"inputs"} if isinstance(options.calibration, str) else {"inputs", "data"})
 
 
 def _require(options: Any) -> None:

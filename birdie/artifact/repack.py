@@ -6,6 +6,7 @@ torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossl
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
 
@@ -76,7 +77,7 @@ def write_object(
 
 def write_checkpoint(
     checkpoint: Checkpoint,
-    output: Path,
+    output: Path | BytesIO,
     options: SaveOptions,
     *,
     overwrite: bool = False,
@@ -86,7 +87,7 @@ def write_checkpoint(
 
     Args:
         checkpoint: the file or folder.
-        output: the file.
+        output: the file, or memory for it.
         options: those of `birdie.save`; of a complete object those of `save_object` count.
         overwrite, world: as for `write_model`.
     """

@@ -8,6 +8,7 @@ The same tensors give the same bytes, whatever the number of threads; in another
 metadata. The format is in docs/format.md.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,7 @@ from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.exact import Roles
 from birdie.compress.rate.assignment import Assignment, assign
+from birdie.compress.rate.control import Control
 from birdie.compress.rate.groups import group_tiny_tensors, merge_copies
 from birdie.compress.state import EncodedState
 from birdie.compress.wrappers import unwrapped, without_prefixes
@@ -118,8 +120,10 @@ def write_model(
     model = unwrapped(model)
     if isinstance(model, Mapping) and isinstance(calibration, CalibrationResult | tuple | list):
         model = _under_calibrated_names(model, calibration)
-    if calibration == "synthetic" and not isinstance(model, nn.Module):
-        raise ConfigError("made-up inputs are for a module; give the module instead of its state dict")
+    absence: Control | None = None
+    if isinstance(calibration, str):
+        _output(path, overwrite)  # refuses here, before long work
+        calibration, absence = _on_made_up_inputs(model, options)
     if options.tune and isinstance(calibration, CalibrationResult):
         calibration.measured()  # raises here, before long work
     rebase = calibration is None and options.base is None and not target.lossless
@@ -144,8 +148,6 @@ def write_model(
     effort = effort_for(options.effort, assignment.weights)
     beside = content.beside(assignment, effort, target.in_bytes(assignment.weights), about_base)
     destination = _output(path, overwrite)
-    if calibration == "synthetic":
-        calibration = synthetic_calibration(cast(nn.Module, model))
     with (
         reporting(options.progress, "compressing", "tensors") as update,
         releasing((calibration.files or ()) if isinstance(calibration, CalibrationResult) else ()),
@@ -184,7 +186,7 @@ def write_model(
             write_all(path, file)
         beside_values = not_kept(content.state.by_name) if target.lossless and tree is None and onnx is None else ()
         otherwise = _otherwise(summary, assignment)
-        summary = replace(summary, effort=effort, otherwise=otherwise, not_kept=beside_values)
+        summary = replace(summary, effort=effort, otherwise=otherwise, not_kept=beside_values, control=absence)
         if known is None:
             return summary
         error = fitted.divergence
@@ -199,6 +201,19 @@ def write_model(
             fuller=fitted.fuller,
             control=fitted.control,
         )
+
+
+def _on_made_up_inputs(model: Model, options: SaveOptions) -> tuple[CalibrationResult | None, Control | None]:
+    """Calibrate a module on inputs that are made up; or return None, and why a file is not calibrated."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError("made-up inputs are for a module; give the module instead of its state dict")
+    try:
+        return synthetic_calibration(model), None
+    except ConfigError as error:
+        if options.tune:
+            raise
+        logging.getLogger("birdie").warning("not calibrated: %s", error)
+        return None, Control("assumed", {}, f"not calibrated: {error}")
 
 
 def _otherwise(summary: Summary, assignment: Assignment) -> tuple[str, ...]:

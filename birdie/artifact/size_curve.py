@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -18,7 +18,10 @@ from torch import nn
 
 from birdie.artifact.loading import load
 from birdie.artifact.options import SaveOptions
+from birdie.artifact.repack import write_checkpoint
 from birdie.artifact.saving import write_model
+from birdie.artifact.summary import Summary
+from birdie.checkpoints.checkpoint import Checkpoint
 from birdie.compress.calibration.calibrate import calibrate
 from birdie.compress.rate.target import Target, size_of
 from birdie.compress.state import ModelState
@@ -177,45 +180,72 @@ def curve(
         BudgetError: no file has any of the sizes.
         OutputError: the folder cannot be written.
     """
-    if sizes is not None and at_least is not None:
-        raise ConfigError("sizes and at_least are two searches; give one of them")
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}, not a module, which the metric needs")
     if isinstance(calibration, tuple | list):
         calibration = calibrate(*calibration)
     options = SaveOptions(scheme=scheme, effort=effort, calibration=calibration)
-    files = _Files(unwrapped(model), metric, options, _Record(folder), progress)
-    value = files.value_of(model)
-    if at_least is None:
-        budgets = [size_of("sizes", size) for size in sizes or ()] or [files.bytes_of(bits) for bits in BITS]
-        for budget in budgets:
-            files.point(int(budget or 0))
-        if not files.points:
-            raise BudgetError(f"no file has {max(int(size or 0) for size in budgets):,} bytes; give larger sizes")
-        return files.curve(value, None)
-    if not value >= at_least:
-        raise ConfigError(f"the float model has {value:.6g} by the metric, less than at_least={at_least:g}")
-    _search(files, at_least)
-    return files.curve(value, at_least)
+    bare = unwrapped(model)
+
+    def write(file: BytesIO, budget: int) -> Summary:
+        return write_model(bare, file, replace(options, budget=budget))
+
+    return _Files(bare, metric, write, _Record(folder), progress).curve(sizes, at_least, model)
 
 
-def _search(files: "_Files", at_least: float) -> None:
+def checkpoint_curve(
+    checkpoint: Checkpoint,
+    module: nn.Module,
+    metric: Metric,
+    options: SaveOptions,
+    *,
+    sizes: Sequence[int | str] | None = None,
+    at_least: float | None = None,
+    folder: Source | None = None,
+    progress: Callable[[SizePoint], None] | None = None,
+) -> tuple[Curve, "FoundFile | None"]:
+    """Measure files of a checkpoint, as `curve` does; return the curve, and the smallest file that holds `at_least`.
+
+    Args:
+        checkpoint: that was read.
+        module: with its weights, which the metric gets.
+        options: of the files; they have no target.
+        metric, sizes, at_least, folder, progress: as for `curve`.
+    """
+
+    def write(file: BytesIO, budget: int) -> Summary:
+        return write_checkpoint(checkpoint, file, replace(options, budget=budget))
+
+    files = _Files(module, metric, write, _Record(folder), progress)
+    return files.curve(sizes, at_least, module), files.found
+
+
+def _search(files: "_Files") -> None:
     """Measure files until the smallest that holds a value is known within 2 %."""
-    fails, holds = 0, 0
+    fails, holds = 0, 0  # bytes
     bits = _FIRST
     while not (fails and holds):  # a bracket
-        if files.holds(files.bytes_of(bits), at_least):
-            holds, bits = files.bytes_of(bits), bits / 2
+        budget = files.bytes_of(bits)
+        if point := files.holding(budget):
+            holds, bits = point.bytes, bits / 2
         else:
-            fails, bits = files.bytes_of(bits), 2 * bits
+            fails, bits = budget, 2 * bits
         if bits > _MOST or min(fails or 2, holds or 2) <= 1:
             return
     while holds > _WITHIN * fails and holds - fails > 1:
         middle = math.isqrt(fails * holds)
-        if files.holds(middle, at_least):
-            holds = middle
+        if point := files.holding(middle):
+            holds = point.bytes
         else:
             fails = middle
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """Bytes and summary of a file in memory."""
+
+    data: bytes
+    summary: Summary
 
 
 class _Record:
@@ -248,16 +278,36 @@ class _Files:
         self,
         model: nn.Module,
         metric: Metric,
-        options: SaveOptions,
+        write: Callable[[BytesIO, int], Summary],
         measured: _Record,
         progress: Callable[[SizePoint], None] | None,
     ) -> None:
-        self.model, self.metric, self.options = model, metric, options
-        self.measured, self.progress = measured, progress
+        self.metric, self.write, self.measured, self.progress = metric, write, measured, progress
         self.points: dict[int, SizePoint] = {}
         self.floor: int | None = None
+        self.at_least = math.inf
+        self.found: FoundFile | None = None  # the smallest that holds `at_least`
         self._copy = copy.deepcopy(model)
         self._weights = sum(map(count_reals, ModelState.of(model).tensors.values()))
+
+    def curve(self, sizes: Sequence[int | str] | None, at_least: float | None, original: nn.Module) -> Curve:
+        """Measure files of some sizes, or search for the smallest that holds a value, which `original` has to hold."""
+        if sizes is not None and at_least is not None:
+            raise ConfigError("sizes and at_least are two searches; give one of them")
+        value = self.value_of(original)
+        if at_least is None:
+            budgets = [size_of("sizes", size) for size in sizes or ()] or [self.bytes_of(bits) for bits in BITS]
+            for budget in budgets:
+                self.point(int(budget or 0))
+            if not self.points:
+                raise BudgetError(f"no file has {max(int(size or 0) for size in budgets):,} bytes; give larger sizes")
+        elif not value >= at_least:
+            raise ConfigError(f"the float model has {value:.6g} by the metric, less than at_least={at_least:g}")
+        else:
+            self.at_least = at_least
+            _search(self)
+        by_bytes = {point.bytes: point for point in self.points.values()}  # two budgets may have one file
+        return Curve(tuple(point for _, point in sorted(by_bytes.items())), value, at_least, self.floor)
 
     def bytes_of(self, bits: float) -> int:
         """Return the bytes of a file of so many bits a weight."""
@@ -282,26 +332,23 @@ class _Files:
             return None
         file = BytesIO()
         try:
-            summary = write_model(self.model, file, SaveOptions(**vars(self.options) | {"budget": budget}))
+            summary = self.write(file, budget)
         except BudgetError:
             self.floor = budget
             return None
         data = file.getvalue()
         value = self.measured(data, lambda: self._decoded(data))
         self.points[budget] = SizePoint(budget, summary.bytes, summary.bits_per_weight, value)
+        if value >= self.at_least and (self.found is None or summary.bytes < self.found.summary.bytes):
+            self.found = FoundFile(data, summary)
         if self.progress is not None:
             self.progress(self.points[budget])
         return self.points[budget]
 
-    def holds(self, budget: int, at_least: float) -> bool:
-        """Return whether there is a file of a budget, with a metric of at least so much."""
+    def holding(self, budget: int) -> SizePoint | None:
+        """Return the file of a budget if it holds `at_least`."""
         point = self.point(budget)
-        return point is not None and point.value >= at_least
-
-    def curve(self, value: float, at_least: float | None) -> Curve:
-        """Return what was measured."""
-        by_bytes = {point.bytes: point for point in self.points.values()}  # two budgets may have one file
-        return Curve(tuple(point for _, point in sorted(by_bytes.items())), value, at_least, self.floor)
+        return point if point is not None and point.value >= self.at_least else None
 
     def _decoded(self, data: bytes) -> float:
         limit = sys.maxsize  # limits are for files from elsewhere

@@ -125,6 +125,8 @@ class Summary:
             won = self.error < self.untuned or self.nothing_to_tune
             kept = "" if won else "; tuning won no more than chance, so the file is without it"
             notes.append(f"error on inputs kept apart: {self.error:.4g}, without tuning {self.untuned:.4g}{kept}")
+        elif self.error is not None and self.control is None:
+            notes.append(f"error on inputs kept apart: {self.error:.4g}")
         if self.nothing_to_tune:
             notes.append("nothing to tune: no weights are left to train beside the matrix that is encoded last")
         if self.fuller is not None and self.budget is not None and self.error is not None:

@@ -1,15 +1,15 @@
 """`birdie compress`: compress a checkpoint (safetensors, torch.save, ONNX, Hugging Face folder) into a .birdie file."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from birdie.cli.account import show_left_out, show_taken
 from birdie.cli.chains import compress_checkpoints, is_chain
-from birdie.cli.compress_flags import CompressFlags
+from birdie.cli.compress_flags import INPUTS, CompressFlags
 from birdie.cli.console import (
     FLAT,
     compiling_notice,
@@ -21,17 +21,21 @@ from birdie.cli.console import (
     seconds,
     size,
 )
+from birdie.cli.curve import log_point
 from birdie.cli.dry_run import show_forecast
 from birdie.cli.inspect import grouped_table
 from birdie.entropy import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.system.callbacks import Progress
+from birdie.system.files import write_bytes
 from birdie.system.outputs import require_file_name, require_output, require_writable
+from birdie.system.own_code import imported
 
 if TYPE_CHECKING:
-    from birdie.artifact import Summary
+    from birdie.artifact import Curve, Summary
     from birdie.checkpoints import Checkpoint
     from birdie.compress import CalibrationResult
+    from birdie.gpt.run.calibrating import OnOwnModel
 
 GROUP = "Compress"
 
@@ -57,6 +61,9 @@ def command(
     the loss, which makes files of the same quality much smaller. For the folder of a model of transformers or diffusers
     inputs are made up instead (random tokens, noise images), if --budget or --bits is given and the model fits in
     memory; --calibrate none turns that off.
+
+    --metric and --at-least search for the smallest file that holds a measure of your own, of the module of --model, and
+    write it; `birdie curve` shows the measure of more sizes.
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
@@ -95,14 +102,13 @@ def command(
     if flags.dry_run:
         show_forecast(source, flags, lossless=lossless)
         return
-    result = _compress(source, flags, lossless)
-    if result is None:
+    written = _compress(source, flags, lossless)
+    if written is None:
         return
-    summary, note = result
     if flags.json:
-        _print_json(source, summary, note)
+        _print_json(source, written)
     else:
-        _show(source, summary, note, lossless)
+        _show(source, written, lossless)
 
 
 def _is_series(checkpoint: Path, flags: CompressFlags) -> bool:
@@ -128,21 +134,30 @@ def _compress_run(folder: Path, flags: CompressFlags) -> None:
     )
 
 
-def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tuple[Summary, str | None] | None":
-    """Calibrate and write the file; return its summary and a note on the calibration, on rank 0."""
+class _Written(NamedTuple):
+    """Summary of the file, a note on its calibration, and the files that were measured beside it."""
+
+    summary: "Summary"
+    note: str | None
+    curve: "Curve | None" = None
+
+
+def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> _Written | None:
+    """Calibrate and write the file; return what was written, on rank 0."""
     import torch
 
     from birdie.artifact import KIND, write_checkpoint
-    from birdie.gpt.run.calibrating import OwnCode, Request, calibrator
+    from birdie.gpt.run.calibrating import OnOwnModel, Request, calibrator
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
 
     ranks = world_from_environment().size
     flags.require_ranks(ranks)
     made_up = ranks == 1 and flags.makes_up_inputs
-    code = None if flags.model is None or flags.own_data is None else OwnCode(flags.model, flags.own_data, flags.loss)
+    if flags.metric is not None:  # before the long work
+        imported("--metric", flags.metric)
     calibrate = calibrator(
-        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, code, made_up=made_up)
+        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, flags.code, made_up=made_up)
     )
     device = choose_device(flags.device)
     assert flags.output is not None
@@ -159,9 +174,10 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
             where = folder if flags.offload else None
             result, note = calibrate(source.content, device=device, offload=where, world=world, progress=update)
         if result is None and flags.tune:
-            raise ConfigError(
-                f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN, or --model and --data'}"
-            )
+            raise ConfigError(f"--tune has no inputs to train on; {note or f'add {INPUTS}'}")
+        if isinstance(calibrate, OnOwnModel) and flags.metric is not None:
+            summary, curve = _smallest(source, file, calibrate, result, flags)
+            return _Written(summary, note, curve)
         with bar(f"compressing {source.path.name}", "tensors") as update:
 
             def write(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
@@ -181,21 +197,52 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
                     raise
                 note = calibrate.note_of(error)  # measuring runs the model's own code as well
                 summary = write(None, True)
-        return (summary, note) if world.is_main else None
+        return _Written(summary, note) if world.is_main else None
 
 
-def _print_json(source: "Checkpoint", summary: "Summary", note: str | None) -> None:
+def _smallest(
+    source: "Checkpoint",
+    file: Path,
+    network: "OnOwnModel",
+    calibration: "CalibrationResult | None",
+    flags: CompressFlags,
+) -> "tuple[Summary, Curve]":
+    """Write the smallest file that holds a value of a metric; return its summary, and the files that were measured."""
+    from birdie.artifact import checkpoint_curve
+
+    assert flags.metric is not None
+    metric = imported("--metric", flags.metric)
+    options = flags.save_options(calibration=calibration, metadata=network.metadata)
+    curve, smallest = checkpoint_curve(
+        source, network.module, metric, options, at_least=flags.at_least, folder=flags.folder, progress=log_point
+    )
+    if smallest is None:
+        best = max(curve.points, key=lambda point: point.value)
+        raise BudgetError(
+            f"no file holds {flags.at_least:g} by the metric; the best has {best.value:.6g} and {best.bytes:,} bytes: "
+            "lower --at-least, or add --data"
+        )
+    write_bytes(file, smallest.data)
+    return replace(smallest.summary, path=str(file)), curve
+
+
+def _print_json(source: "Checkpoint", written: _Written) -> None:
+    summary, note, curve = written
     control = None if summary.control is None else asdict(summary.control)
     saved = {"saved_bytes": source.input_bytes - summary.bytes}
     measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
     measured |= {"nothing_to_tune": summary.nothing_to_tune, "fuller": summary.fuller}
     measured |= {"control": control, "otherwise": summary.otherwise, "rounded": summary.rounded}
+    measured |= {"curve": None if curve is None else curve.to_json()}
     print_json(summary.to_json() | source.to_json() | saved | measured)
 
 
-def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
+def _show(source: "Checkpoint", written: _Written, lossless: bool) -> None:
     from birdie.checkpoints import OF_TRAINING
 
+    summary, note, curve = written
+    if curve is not None:
+        print_line(str(curve))
     input_bytes, file_bytes = source.input_bytes, source.file_bytes
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:

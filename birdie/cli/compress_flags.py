@@ -1,8 +1,9 @@
 """Flags of `birdie compress`: the options of `birdie.save`, those of the command, and what they combine with."""
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -12,15 +13,47 @@ from birdie.errors import ConfigError
 from birdie.system.combinations import Excludes, Needs, Rule, require
 from birdie.system.keywords import checked
 
-_LOSSY = ("budget", "bits", "quality", "scheme", "calibration", "tune")
+if TYPE_CHECKING:
+    from birdie.gpt.run.calibrating import OwnCode
+
+MODEL = Parameter(
+    help="Of a model of your own: FILE.py:NAME or package.module:NAME, a function without arguments (or a class) that "
+    "returns the module. This code is imported and run."
+)
+DATA = Parameter(
+    name="--data",
+    help="What to calibrate that model on: FILE.py:NAME, batches or a function that returns them; inputs in a file "
+    "(.npz, .npy, .safetensors, .pt), one a row; or a folder of images, whose values are then 0 to 1.",
+)
+LOSS = Parameter(
+    help="FILE.py:NAME, a function (module, batch) → loss. Default: the batches are inputs, and outputs are compared."
+)
+IMAGE_SIZE = Parameter(
+    help="Of a folder of images: resize them to 32, or 32x48 (height, width). Default: their own size, or the only one "
+    "that the model accepts."
+)
+METRIC = Parameter(
+    help="FILE.py:NAME, a function (module) → number, the higher the better, such as accuracy. It is run on the module "
+    "of --model."
+)
+AT_LEAST = Parameter(help="Search for the smallest file whose metric is at least so much.")
+FOLDER = Parameter(help="Keeps what the metric measured; the same command goes on there after a stop.")
+_LOSSY = ("budget", "bits", "quality", "scheme", "calibration", "tune", "metric")
 _CHAIN = Excludes(
     "full_every", (*_LOSSY, "base", "weights_only", "key", "keep", "dry_run"), "stores checkpoints of a run losslessly"
 )
 RULES: tuple[Rule, ...] = (
-    Needs("model", ("own_data",), "builds the module to calibrate"),
+    Needs("model", ("own_data", "metric"), "builds the module to calibrate or measure"),
     Needs("own_data", ("model",), "is for a model of your own"),
     Needs("loss", ("own_data",), "is of the batches"),
-    Excludes("model", ("calibrate", "calibration_data", "calibration_tokens", "lossless"), "has its own data"),
+    Needs("image_size", ("own_data",), "is of a folder of images"),
+    Needs("metric", ("at_least",), "is searched for the smallest file that holds a value"),
+    Needs("at_least", ("metric",), "is a value of a metric of your own"),
+    Needs("metric", ("model",), "measures a module"),
+    Needs("folder", ("metric",), "keeps what a metric measured"),
+    Excludes("lossless", ("model",), "keeps every bit"),
+    Excludes("metric", ("budget", "bits", "quality", "tune", "base", "dry_run"), "finds the size"),
+    Excludes("model", ("calibrate", "calibration_data", "calibration_tokens"), "has its own data"),
     *COMBINATIONS,
     _CHAIN,
     Needs("offload", ("data",), "is about a calibration"),
@@ -30,9 +63,15 @@ RULES: tuple[Rule, ...] = (
     Excludes("dry_run", ("quality", "tune", "base"), "has no forecast of that"),
 )
 """Combinations of flags that are refused."""
+INPUTS = (
+    "--model net.py:make --data data.py:batches (in Python: calibration=birdie.calibrate(model, example_inputs=inputs))"
+    ", or for a folder or a run of birdie --calibrate TEXT_OR_RUN"
+)
+"""Flags that give a calibration its inputs, for messages."""
 _FLAGS = {
     "calibration": "--calibrate",
-    "data": "--calibrate TEXT_OR_RUN or --model FILE.py:NAME --data …",
+    "data": INPUTS,
+    "inputs": INPUTS,
     "own_data": "--data",
 }
 
@@ -40,6 +79,20 @@ _FLAGS = {
 def flag_of(name: str) -> str:
     """Return the flag of an option."""
     return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def own_code(model: str, data: str | None, loss: str | None, image_size: str | None) -> "OwnCode":
+    """Return the code of the user's own that flags name."""
+    from birdie.gpt.run.calibrating import OwnCode
+
+    return OwnCode(model, data, loss, None if image_size is None else _size_of_images(image_size))
+
+
+def _size_of_images(text: str) -> tuple[int, int]:
+    sizes = re.fullmatch("([1-9][0-9]{0,4})(?:[x×]([1-9][0-9]{0,4}))?", text.strip())
+    if sizes is None:
+        raise ConfigError(f"--image-size {text} is no size of images; write 32, or 32x48 for height and width")
+    return int(sizes[1]), int(sizes[2] or sizes[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,28 +147,13 @@ class CompressFlags(SaveOptions):
             "either."
         ),
     ] = None
-    model: Annotated[
-        str | None,
-        Parameter(
-            help="Of a model of your own: FILE.py:NAME or package.module:NAME, a function without arguments (or a "
-            "class) that returns the module. This code is imported and run."
-        ),
-    ] = None
-    own_data: Annotated[
-        str | None,
-        Parameter(
-            name="--data",
-            help="What to calibrate that model on: FILE.py:NAME, batches or a function that returns them; or inputs in "
-            "a file, .npz, .npy or .safetensors, one a row.",
-        ),
-    ] = None
-    loss: Annotated[
-        str | None,
-        Parameter(
-            help="FILE.py:NAME, a function (module, batch) → loss. Default: the batches are inputs, and outputs are "
-            "compared."
-        ),
-    ] = None
+    model: Annotated[str | None, MODEL] = None
+    own_data: Annotated[str | None, DATA] = None
+    loss: Annotated[str | None, LOSS] = None
+    image_size: Annotated[str | None, IMAGE_SIZE] = None
+    metric: Annotated[str | None, METRIC] = None
+    at_least: Annotated[float | None, AT_LEAST] = None
+    folder: Annotated[Path | None, FOLDER] = None
     calibration_data: Annotated[
         Literal["train", "own"] | None,
         Parameter(help="train: training shards; own: samples of the model. Default: the recipe's, else train."),
@@ -155,6 +193,11 @@ class CompressFlags(SaveOptions):
         return None if self.calibrate == Path("none") else self.calibrate
 
     @property
+    def code(self) -> "OwnCode | None":
+        """Code of the user's own."""
+        return None if self.model is None else own_code(self.model, self.own_data, self.loss, self.image_size)
+
+    @property
     def has_data(self) -> bool:
         """True if there is something to calibrate on."""
         return self.data is not None or self.own_data is not None
@@ -169,8 +212,8 @@ class CompressFlags(SaveOptions):
         """Names of the options that do not have their defaults; "calibration" also with inputs that are made up."""
         names = chosen(self)
         if self.has_data:
-            return names | {"calibration", "data"}
-        return names | ({"calibration"} if self.makes_up_inputs else set())
+            return names | {"calibration", "data", "inputs"}
+        return names | ({"calibration", "inputs"} if self.makes_up_inputs else set())
 
     @property
     def is_lossy(self) -> bool:
@@ -197,6 +240,8 @@ class CompressFlags(SaveOptions):
         """Check the flags for a number of ranks."""
         if count > 1 and self.has_data and not self.offload:
             raise ConfigError("ranks share a calibration by files; add --offload, or start one process")
+        if count > 1 and self.metric is not None:
+            raise ConfigError("--metric is measured by one process; start one")
 
     def save_options(self, **changes: Any) -> SaveOptions:
         """Return the options of `birdie.save`, some of them with other values."""

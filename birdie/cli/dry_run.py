@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: bool) -> None:
     """Print the forecast for the flags of the command, and those for other sizes."""
     from birdie.artifact import LOSSLESS, forecast, load_seconds
+    from birdie.compress import as_near_as
     from birdie.entropy import effort_for
 
     target = replace(flags.target, lossless=lossless)
@@ -35,21 +36,27 @@ def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: boo
         return
     table = Table()
     table.add_column("setting")
-    for name in ("bytes", "bits a weight", "error", "time"):
+    for name in ("bytes", "bits a weight", "error", "dB", "as near as", "time"):
         table.add_column(name, justify="right")
     for name, expected in rows.items():
-        shown = "lossless" if expected.lossless else f"{expected.error:.2g}" if expected.fits else "cannot be met"
+        error, near = "lossless" if expected.lossless else "", "" if expected.fits else "cannot be met"
+        ratio = ""
+        if expected.fits and expected.integer_bits is not None and not expected.lossless:
+            error, ratio, near = f"{expected.error:.2g}", f"{expected.decibels:.1f}", as_near_as(expected.integer_bits)
         bits = f"{expected.bits_per_weight:.2f}"
-        table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
+        table.add_row(plain(name), f"{expected.bytes:,}", bits, error, ratio, near, seconds(expected.seconds))
     print_table(table)
     show_left_out(source)
     print_line(f"input: {size(source.input_bytes)}, {meant.weights:,} weights: {source.path}")
     if not all(expected.fits for expected in rows.values()):
-        print_line("a budget that cannot be met has the bytes of the smallest file")
+        print_line(
+            "a budget that cannot be met has the bytes of the smallest file without calibration; one reaches less"
+        )
     print_line(f"loads in about {seconds(load_s)} on one core")
     print_line(
-        "forecast by some rows of each matrix; error: squares of the weights' errors over those of the weights, which "
-        "calibration distributes better; nothing was written"
+        "forecast without calibration, which distributes errors better, by some rows of each matrix; error: squares of "
+        "the weights' errors over those of the weights; dB: the same as a signal-to-quantization-noise ratio (SQNR); "
+        "as near as: integers rounded to a scale by row; nothing was written"
     )
     show_taken(source)
 

@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from birdie.compress.calibration.calibrate import Where as Where
     from birdie.compress.calibration.calibrate import calibrate_module as calibrate_module
+    from birdie.compress.calibration.image_files import images_in as images_in
     from birdie.compress.calibration.own_model import MOST_ROWS as MOST_ROWS
     from birdie.compress.calibration.own_model import SUFFIXES as SUFFIXES
     from birdie.compress.calibration.own_model import calibrate_own as calibrate_own
+    from birdie.compress.calibration.own_model import images_for as images_for
     from birdie.compress.calibration.own_model import inputs_in as inputs_in
     from birdie.compress.calibration.result import CalibrationResult as CalibrationResult
+    from birdie.compress.distortion import as_near_as as as_near_as
     from birdie.compress.filling import fill as fill
     from birdie.compress.rate.assignment import match as match
     from birdie.compress.rate.assignment import parse_rules as parse_rules

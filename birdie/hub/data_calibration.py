@@ -8,7 +8,6 @@ No code of one's own is needed, and no labels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,22 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from birdie.compress.calibration.calibrate import Where, calibrate_module
+from birdie.compress.calibration.image_files import BATCH_IMAGES, batched, read_image, require_images
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import LENGTHS
 from birdie.errors import ConfigError, DataError
 from birdie.hub.library_loading import load_part, load_weights
 from birdie.hub.names_on_disk import NamesOnDisk
-from birdie.system.regular import files_below
 
 TOKENS = 65_536
 LENGTH = 1024  # tokens of a sequence, if the model takes so many
-IMAGES = 512  # of a larger folder, so many from all over it
 _BATCH_TOKENS, _BATCH_LOGITS = 4096, 1 << 27  # bound memory: the activations of one batch are held at a time
-_BATCH_IMAGES = 16
-_LEAST_BATCHES = 5  # one of them is held out
-_LEAST_TOKENS, _LEAST_IMAGES = 64, 2
+_LEAST_TOKENS = 64
 _TEXT_BYTES = 16  # read for each token that is needed, spread over the text
-_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 def calibrate_on_text(
@@ -60,7 +55,7 @@ def calibrate_on_text(
         raise ConfigError(f"the tokenizer of {folder} has more tokens than its model; give the files of one model")
     size = min(_BATCH_TOKENS, _BATCH_LOGITS // int(getattr(config, "vocab_size", 1))) // rows.shape[1]
     module = NamesOnDisk(model, state, folder, use_cache=False)
-    return calibrate_folder(module, state, _batches(rows, max(1, size)), next_token_loss, rows.shape[1], **where)
+    return calibrate_folder(module, state, batched(rows, max(1, size)), next_token_loss, rows.shape[1], **where)
 
 
 def calibrate_on_images(
@@ -74,27 +69,19 @@ def calibrate_on_images(
         images: files; a fifth is held out.
         where: see `Where`.
     """
-    if len(images) < _LEAST_IMAGES:
-        raise DataError(f"{len(images)} images are too few to calibrate on; give hundreds")
-    if find_spec("PIL") is None:
-        raise ConfigError("calibration on images needs Pillow, which is not installed; pip install Pillow")
+    require_images(images)
     processor = load_part(folder, "AutoImageProcessor", "image processor")
     pixels = torch.stack([_pixels(processor, path) for path in images])
     module = NamesOnDisk(
         _load(folder, "AutoModelForImageClassification", "image classifier", len(state), where), state, folder
     )
-    return calibrate_folder(module, state, _batches(pixels, _BATCH_IMAGES), class_loss, **where)
+    return calibrate_folder(module, state, batched(pixels, BATCH_IMAGES), class_loss, **where)
 
 
 def _load(folder: Path, kind: str, noun: str, tensors: int, where: Where) -> Any:
     """Return the model of a folder, in float32; to save memory with `offload`, in the dtypes on disk."""
     dtype: Any = torch.float32 if where.get("offload") is None else "auto"
     return load_weights(folder, kind, noun, tensors, dtype=dtype).eval()
-
-
-def _batches(rows: Tensor, size: int) -> list[Tensor]:
-    """Return batches of at most `size` rows, as many as can be held out in part."""
-    return list(torch.tensor_split(rows, max(-(-len(rows) // size), min(_LEAST_BATCHES, len(rows)))))
 
 
 def calibrate_folder(
@@ -123,16 +110,6 @@ def calibrate_folder(
         module.assign(state)
     sizes = [size * len(batch) for batch in batches]
     return calibrate_module(state, (module, batches, loss), sizes, symmetries=False, **where)
-
-
-def images_in(folder: Path) -> list[Path]:
-    """Return the images of a folder and of the folders in it, at most `IMAGES`, in a fixed order that mixes them."""
-    if not folder.is_dir():
-        return []
-    paths = sorted(path for path in files_below(folder) if path.suffix.lower() in _IMAGES)
-    chosen = np.unique(np.linspace(0, max(len(paths) - 1, 0), min(IMAGES, len(paths))).astype(int)).tolist()
-    # permuted, so that the held-out batches, which are the last, come from all folders as well
-    return [paths[chosen[index]] for index in np.random.default_rng(0).permutation(len(chosen))]
 
 
 def next_token_loss(module: nn.Module, ids: Tensor) -> Tensor:
@@ -194,11 +171,7 @@ def class_loss(module: nn.Module, pixels: Tensor) -> Tensor:
 
 def _pixels(processor: Any, path: Path) -> Tensor:
     """Return the pixels of an image as the model takes them, (3, height, width)."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            pixels: Tensor = processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is not an image that can be read ({error}); remove it") from error
+    pixels: Tensor = read_image(
+        path, lambda image: processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+    )
     return pixels

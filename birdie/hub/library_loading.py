@@ -42,9 +42,9 @@ def require_transformers_folder(folder: Path) -> None:
     """Check that a checkpoint can be calibrated on a text or on images, before anything is read."""
     if "model_type" not in _configuration(folder):
         raise ConfigError(
-            f"a text or images calibrate the Hugging Face folder of a model, and {folder} has no config.json of one; "
-            "compress such a folder, give a run or recipe to --calibrate, or of a model of your own "
-            "--model FILE.py:NAME --data FILE.py:NAME"
+            f"--calibrate takes a text or images for the Hugging Face folder of a model, and {folder} has no "
+            "config.json of one; a model of your own is calibrated by --model net.py:make --data data.py:batches (or a "
+            "file of inputs, or images), in Python by birdie.calibrate(model, example_inputs=inputs)"
         )
     _require_library("transformers")
 

@@ -69,6 +69,10 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
     "page": (["--small", "--seconds", "0"], {"page bytes", "decode M/s", "tokens/s", "Python tokens/s"}),
     "scale": (["--weights", "1M"], {"method", "weights", "bits", "error"}),
     "scoring": (["--question", "kv", "--tokens", "128", "--context", "64"], {"row", "bpb", "saved", "cache bytes"}),
+    "size_search": (
+        ["--networks", "gru", "--steps", "1", "--samples", "64", "--ratio", "1.3"],
+        {"network", "files", "bytes", "exhaustive", "holding"},
+    ),
     "spectral_tune": (
         ["--subject", "tiny", "--smaller", "6", "--steps", "2", "--rows", "spectral", "--runs", "FOLDER"],
         {"seed", "scheme", "bytes", "smaller", "kl"},

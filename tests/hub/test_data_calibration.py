@@ -15,9 +15,10 @@ import birdie
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.compress.calibration.image_files import images_in
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, DataError, WeightsError
-from birdie.hub.data_calibration import calibrate_on_images, calibrate_on_text, images_in, sequences
+from birdie.hub.data_calibration import calibrate_on_images, calibrate_on_text, sequences
 from birdie.hub.names_on_disk import NamesOnDisk
 
 transformers = pytest.importorskip("transformers")

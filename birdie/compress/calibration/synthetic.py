@@ -44,6 +44,7 @@ from birdie.system.settings import kept_settings
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
 IMAGES, EDGE = 160, 32  # noise images
+_EDGE_STEP, _EDGES = 4, 64  # of images: multiples of how many pixels are tried, and how many of them
 SOUNDS, SAMPLES = 64, (16_384, 4096, 1024)  # noise sounds, and their lengths: the first that the module accepts
 LOUDNESS, STEADY = (0.005, 0.2), 8  # range of the amplitude of a sound, and in how many parts it is steady
 BATCHES = 10  # of which one in five is held out
@@ -227,7 +228,8 @@ def forward(module: nn.Module, inputs: Inputs) -> Any:
         if not isinstance(error, RuntimeError | TypeError | ValueError | IndexError):
             reason = f"{type(error).__name__}: {reason}"
         raise ConfigError(
-            f"the module does not accept inputs of shape {shapes} ({reason}); give example_inputs that it accepts"
+            f"the module does not accept inputs of shape {shapes} ({reason}); give inputs (example_inputs, --data) "
+            "that it accepts"
         ) from error
 
 
@@ -343,9 +345,15 @@ def _made_up(module: nn.Module) -> list[Inputs]:
         shape = BATCHES, max(1, TOKENS // length // BATCHES), length
         tokens = torch.randint(0, _vocabulary(module, tables), shape, generator=generator, device="cpu")
         return [Inputs((batch.to(device),)) for batch in tokens]
-    first = next((part for part in module.modules() if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+    first = _first_convolution(module)
     if isinstance(first, nn.Conv2d):
-        images = noise_images(first.in_channels, IMAGES, generator).to(example)
+        edge = image_edge(module, first.in_channels)
+        if edge is None:
+            raise ConfigError(
+                f"images of {type(module).__name__} cannot be made up, as it takes none of {EDGE}×{EDGE} nor of other "
+                "usual sizes; give example_inputs"
+            )
+        images = noise_images(first.in_channels, IMAGES, generator, (edge, edge)).to(example)
         return [Inputs((with_statistics(module, batch),)) for batch in images.tensor_split(BATCHES)]
     if isinstance(first, nn.Conv1d):
         for length in SAMPLES:
@@ -356,6 +364,34 @@ def _made_up(module: nn.Module) -> list[Inputs]:
     raise ConfigError(
         f"inputs of {type(module).__name__} cannot be made up; give example_inputs, a tensor or tuple of arguments"
     )
+
+
+def _first_convolution(module: nn.Module) -> nn.Module | None:
+    return next((part for part in module.modules() if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+
+
+def image_channels(module: nn.Module) -> int | None:
+    """Return the channels of the images that a module takes, by its first convolution; None if that is of none."""
+    first = _first_convolution(module)
+    return first.in_channels if isinstance(first, nn.Conv2d) else None
+
+
+def image_edge(module: nn.Module, channels: int) -> int | None:
+    """Return the edge of square images that a module accepts: `EDGE`, or else the smallest; None if it accepts none.
+
+    A network whose last layers are made for one size accepts that alone, and fails at its first layer of them, so that
+    a trial is cheap. Multiples of 4 are tried, or of its first stride, which may be that of patches: two at least, as
+    the positions of one are those of any by broadcasting.
+    """
+    first = _first_convolution(module)
+    step = max(_EDGE_STEP, first.stride[0]) if isinstance(first, nn.Conv2d) else _EDGE_STEP
+    edges = (EDGE, *range(2 * step, step * _EDGES + 1, step))
+    return next((edge for edge in edges if accepts_images(module, channels, (edge, edge))), None)
+
+
+def accepts_images(module: nn.Module, channels: int, size: tuple[int, int]) -> bool:
+    """Return whether a module accepts images of a height and width."""
+    return _accepts(module, Inputs((torch.zeros(2, channels, *size, device="cpu").to(_example_weight(module)),)))
 
 
 def _example_weight(module: nn.Module) -> Tensor:

@@ -18,9 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from birdie.compress import registry
 from birdie.compress.coding import Coded, code, join_parts
 from birdie.compress.coding import estimate as estimate_bytes
+from birdie.compress.distortion import INTEGER_BITS, decibels, integer_bits, integer_errors
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.job import Job, Searched
@@ -40,6 +44,7 @@ _BLOCKS = 2  # blocks of a large tensor that are looked at
 _ESTIMATED = 8  # matrices of one kind, each of another layer, that are looked at
 _CODED, _CODED_WEIGHTS = 2, 1 << 18  # those of them that are coded, and weights of each
 _ROUNDS = 2  # times that a search codes a model completely, about
+_NO_ERRORS = torch.zeros(len(INTEGER_BITS), dtype=torch.float64)
 _DEPENDENT = 1 << 20  # weights that are coded of tensors of one kind whose rows depend on one another
 
 
@@ -50,6 +55,7 @@ class Forecast:
     bytes: int  # size of the file
     weights: int  # number of elements of all tensors, tied ones once
     error: float  # Σ ‖decoded − weights‖² / Σ ‖weights‖² of the tensors that do not keep every bit, without calibration
+    integer_errors: tuple[float, ...]  # errors of the same tensors in integers by row (birdie.compress.distortion)
     seconds: float  # that compression takes, about
     fits: bool = True  # False if the budget cannot be met, and `bytes` is the smallest file
     lossless: bool = False  # whether every tensor without a rule keeps every bit
@@ -59,9 +65,21 @@ class Forecast:
         """Bits of the file per weight; 0 if there are no weights."""
         return 8 * self.bytes / self.weights if self.weights else 0.0
 
+    @property
+    def decibels(self) -> float | None:
+        """Signal-to-quantization-noise ratio of those tensors; None without an error."""
+        return decibels(1.0, self.error) if self.error else None
+
+    @property
+    def integer_bits(self) -> float | None:
+        """Bits of the integers by row whose error is as large; None without an error."""
+        return integer_bits(self.error, self.integer_errors) if self.error else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that `--json` prints."""
-        return {**asdict(self), "bits_per_weight": self.bits_per_weight}
+        values = {name: value for name, value in asdict(self).items() if name != "integer_errors"}
+        more = {"sqnr_db": self.decibels, "as_near_as_int_bits": self.integer_bits}
+        return {**values, **more, "bits_per_weight": self.bits_per_weight}
 
 
 @dataclass(slots=True)
@@ -127,8 +145,14 @@ class Forecaster:
 
     def _forecast(self, measured: "_Measured") -> Forecast:
         seconds = measured.seconds / (self.encoder.workers or os.cpu_count() or 1)
-        error = measured.error / measured.square if measured.square else 0.0
-        return Forecast(bytes=self._size(measured), weights=self.assignment.weights, error=error, seconds=seconds)
+        square = measured.square or 1.0
+        return Forecast(
+            bytes=self._size(measured),
+            weights=self.assignment.weights,
+            error=measured.error / square,
+            integer_errors=tuple((measured.integers / square).tolist()),
+            seconds=seconds,
+        )
 
     def _size(self, measured: "_Measured") -> int:
         return self.encoder.size(EncodedState(measured.tensors, self.assignment.ties))
@@ -159,7 +183,7 @@ class Forecaster:
         error, square, seconds = (
             sum(getattr(one, name) for one in figures.values()) for name in ("error", "square", "seconds")
         )
-        return _Measured(tensors, error, square, seconds)
+        return _Measured(tensors, error, square, seconds, sum((one.integers for one in figures.values()), _NO_ERRORS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +206,11 @@ class _Measured:
     error: float = 0.0
     square: float = 0.0
     seconds: float = 0.0
+    integers: Tensor = _NO_ERRORS  # as `error`, of integers by row
 
     def __add__(self, other: "_Measured") -> "_Measured":
         sums = self.error + other.error, self.square + other.square, self.seconds + other.seconds
-        return _Measured({**self.tensors, **other.tensors}, *sums)
+        return _Measured({**self.tensors, **other.tensors}, *sums, self.integers + other.integers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +225,7 @@ class _Figures:
     error: float
     square: float
     seconds: float = 0.0  # of one thread, if it was coded
+    integers: Tensor = _NO_ERRORS  # as `error`, of integers by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +280,7 @@ def _figures(job: Job, look: _Look, coded: bool) -> _Figures:
         sum(part.error for part in every),
         sum(part.square for part in every),
         sum(part.seconds for part in every),
+        sum((part.integers for part in every), _NO_ERRORS),
     )
 
 
@@ -289,6 +316,7 @@ def _figures_of_block(job: Job, rows: slice, look: _Look, coded: bool) -> _Figur
         more.error * (1 + left),
         more.square * (1 + left),
         more.seconds + left * added_s,
+        more.integers * (1 + left),
     )
 
 
@@ -303,13 +331,14 @@ def _encode(job: Job, rows: slice, look: _Look, coded: bool) -> _Figures:
         lengths = [round(weights + tables), *(0 for _ in encoded.streams[1:])]
         streams = tuple(_Expected(0, b"", length) for length in lengths)
         result = Coded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, streams)
-    error = square = 0.0
+    error, square, integers = 0.0, 0.0, _NO_ERRORS
     if not isinstance(job.alone.scheme, Lossless):
         values = job.rows(rows).detach().double().reshape(-1)
+        integers = integer_errors(job.rows(rows))
         error = float((registry.decode(encoded).double().reshape(-1) - values).square().sum())
         square = float(values.square().sum())
     release(job.rows(rows))
-    return _Figures(result, weights + tables, weights, error, square, seconds)
+    return _Figures(result, weights + tables, weights, error, square, seconds, integers)
 
 
 def _scaled(coded: Coded, ratio: float) -> Coded:

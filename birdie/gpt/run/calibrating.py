@@ -3,7 +3,7 @@
 --calibrate TEXT      OnText           a language model in a Hugging Face folder
 --calibrate IMAGES    OnImages         an image classifier in a Hugging Face folder
 --calibrate RUN       OnRun            the GPT of a run or recipe
---model, --data       OnOwnModel       any module, which the user's own code builds
+--model, --data       OnOwnModel       any module, which the user's own code builds, on batches, inputs or images
 --calibrate NPZ       OnArrays         an ONNX model, by onnxruntime
 a target alone        OnMadeUpInputs   a model of transformers or diffusers, whose inputs are made up
                       OnMadeUpArrays   an ONNX model, the same, if onnxruntime is installed
@@ -20,8 +20,18 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor, nn
 
-from birdie.compress import MOST_ROWS, SUFFIXES, CalibrationResult, Where, calibrate_own, fill, inputs_in
-from birdie.errors import ConfigError
+from birdie.compress import (
+    MOST_ROWS,
+    SUFFIXES,
+    CalibrationResult,
+    Where,
+    calibrate_own,
+    fill,
+    images_for,
+    images_in,
+    inputs_in,
+)
+from birdie.errors import ConfigError, DataError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
 from birdie.gpt.run.recipe_loading import load_run_recipe, recipe_file
@@ -31,7 +41,6 @@ from birdie.hub import (
     calibrate_on_images,
     calibrate_on_text,
     calibrate_without_data,
-    images_in,
     is_of_library,
     reason_of,
     require_transformers_folder,
@@ -48,13 +57,15 @@ class OwnCode:
 
     Attributes:
         model: builds the module.
-        data: gives batches, or a file of inputs; None: nothing is calibrated.
+        data: gives batches; or a file of inputs, or a folder of images; None: nothing is calibrated.
         loss: of a batch; None: outputs are compared.
+        image_size: height and width to which images are resized; None: as the module and the images tell.
     """
 
     model: str
     data: str | None = None
     loss: str | None = None
+    image_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,19 +255,27 @@ class OnOwnModel(Calibrator):
         self.loss = None if code.loss is None else imported("--loss", code.loss)
         self.batches: Any = None
         self.note: str | None = None
+        path = Path(code.data or "")
+        if code.data is not None and path.suffix in SUFFIXES and not path.exists():
+            raise DataError(f"--data {path} does not exist; give a file of inputs, or FILE.py:NAME")
+        if code.image_size is not None and not path.is_dir():
+            raise ConfigError(f"--image-size is of a folder of images, and --data {code.data} is none; drop it")
         if code.data is None:
             self.title = ""
         elif is_code(code.data):
             batches = imported("--data", code.data)
             self.batches = called("--data", code.data) if callable(batches) else batches
-        elif Path(code.data).suffix in SUFFIXES:
-            self.paths = [Path(code.data)]
-            self.batches = inputs_in(Path(code.data))
-            self.note = f"calibrated on at most {MOST_ROWS:,} rows of {code.data}, the first"
+        elif images := images_in(path):
+            self.paths = images
+            self.batches, self.note = images_for(self.module, path, images, code.image_size)
+        elif path.suffix in SUFFIXES:
+            self.paths = [path]
+            self.batches = inputs_in(path)
+            self.note = f"calibrated on at most {MOST_ROWS:,} rows of {path}, the first"
         else:
             raise ConfigError(
-                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}); write a "
-                "function that returns batches"
+                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}) nor a folder "
+                "of images; write a function that returns batches, def batches() in data.py, and give data.py:batches"
             )
 
     @staticmethod
@@ -335,6 +354,11 @@ def calibrator(request: Request) -> Calibrator:
     for kind in (OnOwnModel, OnArrays, OnText, OnImages, OnRun, OnMadeUpInputs, OnMadeUpArrays, WithoutData):
         if kind.suits(request):
             return kind(request)
+    if is_code(str(request.source)):
+        raise ConfigError(
+            f"--calibrate {request.source} names code, which calibrates a model of your own: give it to --data, and "
+            "to --model the function that returns the model"
+        )
     raise ConfigError(
         f"--calibrate {request.source} is neither a run folder nor a recipe nor a text: it does not exist"
     )

@@ -248,7 +248,7 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
     assert broken.norm.running_var is not None
     broken.norm.running_var[2] = torch.nan
     cases: list[tuple[type[Exception], str, object, dict[str, object]]] = [
-        (ConfigError, "example_inputs", model, {"calibration": "synthetic"}),
+        (ConfigError, "example_inputs", model, {"calibration": "synthetic", "tune": 1}),
         (ConfigError, "'noise'", model, {"calibration": "noise"}),
         (ConfigError, "module", model.state_dict(), {"calibration": "synthetic"}),
         (WeightsError, r"norm\.running_var", broken, {"calibration": "synthetic"}),
@@ -272,6 +272,50 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
     for message, subject, data, arguments in calls:
         with pytest.raises(ConfigError, match=message):
             birdie.calibrate(subject, *data, **arguments)  # type: ignore[arg-type]
+
+
+class Patches(nn.Module):
+    """Patches of 8 × 8 pixels with positions of their own, of 48 × 48 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 16, 8, stride=8), nn.Linear(16, 4)
+        self.positions = nn.Parameter(torch.randn(1, 36, 16))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head((self.patches(images).flatten(2).mT + self.positions).mean(1))
+        return logits
+
+
+def test_images_of_patches_with_positions_have_as_many() -> None:
+    assert synthetic.image_edge(Patches(), 3) == 48
+
+
+@pytest.mark.parametrize("edge", [8, 28, 40])
+def test_made_up_images_have_the_size_that_the_module_accepts(edge: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    side = edge // 2
+    model = nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * side**2, 10)
+    )
+    assert synthetic.image_edge(model, 2) == edge
+    summary = birdie.save(model, tmp_path / "x.birdie", bits=4, calibration="synthetic")
+    assert summary.control is not None
+    assert summary.control.errors
+
+
+def test_inputs_that_cannot_be_made_up_leave_the_file_without_calibration(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    summary = birdie.save(model, tmp_path / "x.birdie", budget=3_000, calibration="synthetic")
+    birdie.save(model, tmp_path / "plain.birdie", budget=3_000)
+    assert (tmp_path / "x.birdie").read_bytes() == (tmp_path / "plain.birdie").read_bytes()
+    assert summary.control is not None
+    assert summary.control.kept == "assumed"
+    assert "not calibrated: inputs of Linear" in str(summary)
+    assert "not calibrated: inputs of Linear" in caplog.text
 
 
 class OfBatch(nn.Module):
