@@ -12,7 +12,7 @@ second and all others are components of their own, called as the file: {"classif
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from birdie.artifact import kept_files
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.links import opened
 from birdie.artifact.options import DEFAULT_LIMITS, Limits
-from birdie.artifact.safetensors_export import headers_in, write_tensors
+from birdie.artifact.safetensors_export import headers_in, is_written, write_tensors
 from birdie.artifact.summary import Summary
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoints import MARK, read_header
@@ -79,21 +79,34 @@ def write_folder(
         if max_shard_bytes is not None:  # other shards get an index of their own
             indices = {f"{one.folder}/{one.index}".lstrip("/") for one in components if one.index}
             kept = {name: data for name, data in kept.items() if name not in indices}
-        is_own = not overwrite and _is_own(target, kept)
-        target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if limits.max_bytes is None else limits.max_bytes - sum(map(len, kept.values()))
+        if overwrite or not target.is_dir():
+            target = require_output_folder(target, overwrite=overwrite)
         reader.require(left, limits.max_operations, shared=False)
+        exact = [] if max_shard_bytes is not None else [one for one in components if one.is_exact]
+        is_own = not overwrite and _is_own(target, kept, _same_files(reader, target, exact))
+        target = require_output_folder(target, overwrite=overwrite or is_own)
         with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file], hidden=hidden) as folder:
             kept_files.write(kept, folder)
             for component in components:
                 _write_weights(reader, folder, component, max_shard_bytes, limits.workers)
 
 
-def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
+def _same_files(reader: File, target: Path, components: Collection["_Component"]) -> Iterator[Path]:
+    """Yield the files of weights in a folder that are, to the byte, what is written there again."""
+    for component in components:
+        folder = target / component.folder
+        for name, keys, header in component.exact_files():
+            if (folder / name).is_file() and is_written(reader, folder / name, keys, header):
+                yield folder / name
+
+
+def _is_own(target: Path, kept: Mapping[str, bytes], same: Iterable[Path]) -> bool:
     """Return whether a folder has content, all of which is birdie's: weights with its mark, and files kept as they are.
 
     Args:
         kept: name → content of the files that will be there again.
+        same: files of weights without the mark that will be there again, to the byte.
     """
     if not target.is_dir():
         return False
@@ -101,7 +114,7 @@ def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
     files = {name: path for name, path in paths.items() if path.is_symlink() or not path.is_dir()}
     if not files or any(path.is_symlink() or not path.is_file() for path in files.values()):
         return False
-    marked = {path for path in files.values() if path.suffix == ".safetensors" and _is_marked(path)}
+    marked = {path for path in files.values() if path.suffix == ".safetensors" and _is_marked(path)} | {*same}
     return all(
         path in marked
         or (path.stat().st_size == len(kept.get(name, b"")) and path.read_bytes() == kept.get(name))
@@ -128,7 +141,8 @@ class _Component:
 
     folder: str  # in the model folder
     stem: str  # name of the file, without number and, for safetensors, without suffix
-    header: dict[str, str]  # metadata in its header
+    header: dict[str, str]  # metadata in its header, without birdie's mark
+    is_exact: bool  # whether the files that it had come back to the byte, so that they have no mark
     nest: list[str]  # keys of the dict that holds the tensors, in a file of torch
     beside: Any  # tree of the plain values in the dicts on the way there
     keys: dict[str, str]  # name in the .birdie file → name on disk
@@ -145,6 +159,13 @@ class _Component:
             {name: key for name, key in self.keys.items() if file_of[key] == number}
             for number in range(len(self.files))
         ]
+
+    def exact_files(self) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+        """Return name, name → name on disk of its tensors, and header of each safetensors file that comes back."""
+        if not self.files:
+            return [(f"{self.stem}.safetensors", self.keys, self.header)]
+        headers = [_header_of(name, self.header) for name in self.files]
+        return list(zip(self.files, self.shards(), headers, strict=True))
 
 
 def _components(
@@ -165,8 +186,8 @@ def _components(
         for nest in nests.values()
     ):
         raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
-    beside = about.get("beside", {})
-    if not isinstance(beside, dict):
+    beside, exact = about.get("beside", {}), about.get("exact", {})
+    if not isinstance(beside, dict) or not isinstance(exact, dict):
         raise ArtifactError(f"the values beside the weights in {where} are none; the file is damaged")
     keys: dict[str, dict[str, str]] = {part: {} for part in paths}
     for name in names:
@@ -180,7 +201,8 @@ def _components(
         _Component(
             path[0],
             path[1],
-            dict([MARK]) | headers.get(part, {}),
+            headers.get(part, {}),
+            part in exact,
             nests.get(part, []),
             beside.get(part),
             keys[part],
@@ -219,16 +241,18 @@ def _files_of(
 
 def _write_weights(reader: File, root: Path, component: _Component, most: int | None, workers: int | None) -> None:
     """Write tensors as the files that the folder had, as one file, or as shards of at most so many bytes."""
-    folder, stem, keys, header = root / component.folder, component.stem, component.keys, component.header
+    folder, stem, keys = root / component.folder, component.stem, component.keys
+    is_exact = component.is_exact and most is None
+    header = component.header if is_exact else dict([MARK]) | component.header
     folder.mkdir(parents=True, exist_ok=True)
     if component.files and (most is None or not all(map(_is_flat, component.trees))):
-        _write_files(reader, folder, component, workers)
+        _write_files(reader, folder, component, header, workers)
         return
     shards: list[dict[str, str]] = [{}]
     total = filled = 0
     for name in keys:
         size = decoded_bytes(reader.entry(name))
-        if shards[-1] and filled + size > (most or SHARD):
+        if shards[-1] and filled + size > (most or SHARD) and not is_exact:
             shards.append({})
             filled = 0
         shards[-1][name] = keys[name]
@@ -270,14 +294,16 @@ def _nested(state: dict[str, Tensor], component: _Component, where: str) -> dict
     return content
 
 
-def _write_files(reader: File, folder: Path, component: _Component, workers: int | None) -> None:
+def _write_files(
+    reader: File, folder: Path, component: _Component, header: Mapping[str, str], workers: int | None
+) -> None:
     """Write tensors into the files that they were read from."""
     for number, (name, keys) in enumerate(zip(component.files, component.shards(), strict=True)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if component.trees:
             torch.save(pytree.rebuild(component.trees[number], _decoded(reader, keys, workers)), folder / name)
         else:
-            write_tensors(reader, folder / name, keys, _header_of(name, component.header), workers)
+            write_tensors(reader, folder / name, keys, _header_of(name, header), workers)
 
 
 def _is_flat(tree: Any) -> bool:

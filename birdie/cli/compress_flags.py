@@ -14,7 +14,9 @@ from birdie.system.keywords import checked
 
 _LOSSY = ("budget", "bits", "quality", "scheme", "calibration", "tune")
 _CHAIN = Excludes(
-    "full_every", (*_LOSSY, "base", "weights_only", "key", "keep", "dry_run"), "stores checkpoints of a run losslessly"
+    "full_every",
+    (*_LOSSY, "base", "weights_only", "key", "include", "exclude", "keep", "dry_run"),
+    "stores checkpoints of a run losslessly",
 )
 RULES: tuple[Rule, ...] = (
     Needs("model", ("own_data",), "builds the module to calibrate"),
@@ -76,6 +78,18 @@ class CompressFlags(SaveOptions):
             "state_dict.model.; repeatable: several become one file, with their keys as prefixes. Default: the usual "
             "layouts are understood.",
         ),
+    ] = None
+    include: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="Pattern of names of tensors to take, and no others: 'encoder.*'. Names are those in the .birdie "
+            "file. Repeatable, as --exclude.",
+        ),
+    ] = None
+    exclude: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="Pattern of names of tensors to leave out: '*.num_batches_tracked'."),
     ] = None
     keep: Annotated[
         list[str] | None,

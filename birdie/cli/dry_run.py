@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from birdie.cli.account import show_left_out, show_taken
-from birdie.cli.console import plain, print_json, print_line, print_table, seconds, size
+from birdie.cli.console import plain, print_json, print_line, print_table, seconds
 
 if TYPE_CHECKING:
     from birdie.checkpoints import Checkpoint
@@ -43,7 +43,7 @@ def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: boo
         table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
     print_table(table)
     show_left_out(source)
-    print_line(f"input: {size(source.input_bytes)}, {meant.weights:,} weights: {source.path}")
+    print_line(f"input: {meant.weights:,} weights, {source.size_text}: {source.path}")
     if not all(expected.fits for expected in rows.values()):
         print_line("a budget that cannot be met has the bytes of the smallest file")
     print_line(f"loads in about {seconds(load_s)} on one core")
