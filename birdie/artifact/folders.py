@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from birdie.artifact import kept_files
+from birdie.artifact.base import Base, BaseOption
+from birdie.artifact.container import Reader
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.links import opened
 from birdie.artifact.options import DEFAULT_LIMITS, Limits
@@ -34,6 +36,7 @@ from birdie.checkpoints.rebuild import has_views
 from birdie.checkpoints.weight_shards import weight_map
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
+from birdie.system.file_objects import Input, source_of
 from birdie.system.files import Hidden, atomic_folder, log_hidden
 from birdie.system.names import is_name, is_part
 from birdie.system.outputs import require_output_folder
@@ -45,6 +48,30 @@ _DEEPEST = 16  # keys to the weights in a file
 def holds_folder(summary: Summary) -> bool:
     """Return whether a .birdie file holds a model folder: names of its files of weights, or files beside them."""
     return (bool(summary.files) and not summary.is_onnx) or "weights" in summary.metadata
+
+
+def files(path: Input, *, base: "BaseOption | None" = None, max_bytes: int | None = None) -> dict[str, bytes]:
+    """Return the files that a .birdie file keeps beside its tensors: configuration, tokenizer, license.
+
+    Args:
+        path: of the file; or its bytes, or a binary file object.
+        base: of a file of deltas, the folder or .birdie file that it was made with: files that were the same there are
+            not stored again.
+        max_bytes: most bytes of all; default 256 MiB, or 64 × the file.
+
+    Returns:
+        Relative name → content; empty if it keeps none.
+
+    Raises:
+        ArtifactError: the file is missing or damaged, keeps more than `max_bytes`, or has files from a base that is not
+            given.
+    """
+    with Reader(source_of(path)) as reader:
+        if base is None or not kept_files.in_base(reader.fields, reader.where):
+            return kept_files.read_all(reader, None, max_bytes)
+        reference = Base.open(base)
+        with reference.mapped():
+            return kept_files.read_all(reader, reference.kept(), max_bytes)
 
 
 def write_folder(
@@ -72,7 +99,7 @@ def write_folder(
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
     registry.import_schemes(limits.schemes)
     with opened(file, limits) as reference, File(file, registry.decoder, reference) as reader:
-        kept = kept_files.read(reader, limits.max_bytes)
+        kept = kept_files.read_all(reader, None if reference is None else reference.kept(), limits.max_bytes)
         if has_views(reader.fields.get("tree")):
             raise ConfigError(f"{file} holds tensors that are views of others; write a .pt file instead of a folder")
         components = _components(reader.ordered, reader.fields, reader.where, kept)

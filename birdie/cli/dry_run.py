@@ -43,7 +43,7 @@ def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: boo
         table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
     print_table(table)
     show_left_out(source)
-    print_line(f"input: {meant.weights:,} weights, {source.size_text}: {source.path}")
+    print_line(f"input: {source.path}: {source.size_text}; {meant.weights:,} weights")
     if not all(expected.fits for expected in rows.values()):
         print_line("a budget that cannot be met has the bytes of the smallest file")
     print_line(f"loads in about {seconds(load_s)} on one core")

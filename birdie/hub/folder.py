@@ -61,7 +61,7 @@ def write_birdie_folder(
         raise ConfigError(f"the base {base_model!r} is not a repository; write USER/NAME")
     with Reader(file) as reader:
         files = kept_files.read(reader)
-    if not files:
+    if not summary.files:
         raise ConfigError(
             f"{file} keeps no configuration, which a folder needs; compress the model's Hugging Face folder instead of "
             "its weights alone"

@@ -24,7 +24,7 @@ from torch import nn
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import DELTA, Reader
-from birdie.artifact.folders import SHARD, write_folder
+from birdie.artifact.folders import SHARD, files, write_folder
 from birdie.artifact.loading import load
 from birdie.artifact.options import Limits
 from birdie.checkpoints.folder_scan import PIPELINE
@@ -72,20 +72,21 @@ def from_pretrained(
     """
     file = local_file(path, revision)
     with Reader(file) as reader:
-        differs = DELTA in reader.kinds and not file_metadata.is_inside(reader.fields)
-        listed = kept_files.listed(reader.fields, reader.where)
-        text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
+        theirs = kept_files.in_base(reader.fields, reader.where)
+        differs = bool(theirs) or (DELTA in reader.kinds and not file_metadata.is_inside(reader.fields))
+    if differs and (base is None or lazy):
+        reason = "lazy loading is not for them, leave lazy out" if lazy else "give that as base=…"
+        raise ConfigError(f"{file} holds deltas to another checkpoint; {reason}")
+    kept = files(file, base=base if differs else None, max_bytes=max_bytes)
+    text = kept.get("config.json", b"{}")
     try:
         parsed = dict(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"config.json kept in {file} is not a JSON object; compress the folder again") from error
     config = harmless(parsed)
-    library = _library(listed, config, file)
+    library = _library(kept, config, file)
     if lazy and library != "transformers":
         raise ConfigError(f"lazy loading is for models of transformers, and {file} is of {library}; leave lazy out")
-    if differs and (base is None or lazy):
-        reason = "lazy loading is not for them, leave lazy out" if lazy else "give that as base=…"
-        raise ConfigError(f"{file} holds deltas to another checkpoint; {reason}")
     if find_spec(library) is None:
         raise ConfigError(f"{file} is a model of {library}, which is not installed; pip install {library}")
     if lazy:
