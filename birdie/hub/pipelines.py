@@ -83,27 +83,25 @@ def pipeline(
         if _has(folder, _PROCESSOR):
             parts |= _processors(transformers, file, folder)
         try:
-            return transformers.pipeline(task or task_of(model), model=model, **{**parts, **options})
-        except ConfigError:
-            raise
+            return transformers.pipeline(
+                task or task_of(type(model), type(model.config)), model=model, **{**parts, **options}
+            )
         except Exception as error:  # whatever the library raises
-            raise ConfigError(f"transformers makes no pipeline of {file} ({_reason(error)})") from error
+            raise ConfigError(f"transformers makes no pipeline of {file} ({reason_in_line(error)})") from error
 
 
-def task_of(model: Any) -> str:
-    """Return the task of the pipeline that transformers has for the class of a model.
+def task_of(kind: type, config: type) -> str:
+    """Return the task of the pipeline that transformers has for a class of models with a class of configurations.
 
     Raises:
         ConfigError: there is none.
     """
     for task, parts in import_module("transformers.pipelines").SUPPORTED_TASKS.items():
         for auto in parts.get("pt", ()):
-            kinds = auto._model_mapping.get(type(model.config), ())  # values() imports every model of the library
-            if type(model) in (kinds if isinstance(kinds, tuple) else (kinds,)):
+            kinds = auto._model_mapping.get(config, ())  # values() imports every model of the library
+            if kind in (kinds if isinstance(kinds, tuple) else (kinds,)):
                 return str(task)
-    raise ConfigError(
-        f"transformers has no pipeline for {type(model).__name__} alone; name the task: pipeline(path, task)"
-    )
+    raise ConfigError(f"transformers has no pipeline for {kind.__name__} alone; name the task: pipeline(path, task)")
 
 
 @contextmanager
@@ -134,7 +132,7 @@ def _tokenizer(file: Path, folder: Path, options: dict[str, Any]) -> Any:
             folder, **{"trust_remote_code": False, "local_files_only": True} | options
         )
     except Exception as error:  # whatever the library raises
-        raise ConfigError(f"transformers cannot load the tokenizer kept in {file} ({_reason(error)})") from error
+        raise ConfigError(f"transformers cannot load the tokenizer kept in {file} ({reason_in_line(error)})") from error
 
 
 def _processors(transformers: Any, file: Path, folder: Path) -> dict[str, Any]:
@@ -142,7 +140,7 @@ def _processors(transformers: Any, file: Path, folder: Path) -> dict[str, Any]:
     try:
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever the library raises
-        raise ConfigError(f"transformers cannot load the processor kept in {file} ({_reason(error)})") from error
+        raise ConfigError(f"transformers cannot load the processor kept in {file} ({reason_in_line(error)})") from error
     if isinstance(processor, transformers.ProcessorMixin):
         names = ("tokenizer", "image_processor", "feature_extractor")
         return {"processor": processor} | {name: getattr(processor, name) for name in names if hasattr(processor, name)}
@@ -151,5 +149,6 @@ def _processors(transformers: Any, file: Path, folder: Path) -> dict[str, Any]:
     return {"image_processor": processor}
 
 
-def _reason(error: Exception) -> str:
+def reason_in_line(error: Exception) -> str:
+    """Return one line about an error of a library."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
