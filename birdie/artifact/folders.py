@@ -15,6 +15,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def write_folder(
         if overwrite or not target.is_dir():
             target = require_output_folder(target, overwrite=overwrite)
         reader.require(left, limits.max_operations, shared=False)
-        exact = [] if max_shard_bytes is not None else [one for one in components if one.is_exact]
+        exact = [] if max_shard_bytes is not None else [one for one in components if one.exact is not None]
         is_own = not overwrite and _is_own(target, kept, _same_files(reader, target, exact))
         target = require_output_folder(target, overwrite=overwrite or is_own)
         with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file], hidden=hidden) as folder:
@@ -124,7 +125,8 @@ def _same_files(reader: File, target: Path, components: Collection["_Component"]
     for component in components:
         folder = target / component.folder
         for name, keys, header in component.exact_files():
-            if (folder / name).is_file() and is_written(reader, folder / name, keys, header):
+            form = component.exact or ""
+            if (folder / name).is_file() and is_written(reader, folder / name, keys, header, form):
                 yield folder / name
 
 
@@ -169,7 +171,7 @@ class _Component:
     folder: str  # in the model folder
     stem: str  # name of the file, without number and, for safetensors, without suffix
     header: dict[str, str]  # metadata in its header, without birdie's mark
-    is_exact: bool  # whether the files that it had come back to the byte, so that they have no mark
+    exact: str | None  # "format" in its header if its files come back to the byte, without the mark; None if not
     nest: list[str]  # keys of the dict that holds the tensors, in a file of torch
     beside: Any  # tree of the plain values in the dicts on the way there
     keys: dict[str, str]  # name in the .birdie file → name on disk
@@ -186,6 +188,12 @@ class _Component:
             {name: key for name, key in self.keys.items() if file_of[key] == number}
             for number in range(len(self.files))
         ]
+
+    def heading(self, *, as_it_was: bool) -> tuple[dict[str, str], str]:
+        """Return metadata and "format" in the headers of its files: those that they had, or with birdie's mark."""
+        if as_it_was and self.exact is not None:
+            return self.header, self.exact
+        return dict([MARK]) | self.header, "pt"
 
     def exact_files(self) -> list[tuple[str, dict[str, str], dict[str, str]]]:
         """Return name, name → name on disk of its tensors, and header of each safetensors file that comes back."""
@@ -214,7 +222,8 @@ def _components(
     ):
         raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
     beside, exact = about.get("beside", {}), about.get("exact", {})
-    if not isinstance(beside, dict) or not isinstance(exact, dict):
+    is_sound = isinstance(exact, dict) and all(isinstance(value, str) for value in exact.values())
+    if not isinstance(beside, dict) or not is_sound:
         raise ArtifactError(f"the values beside the weights in {where} are none; the file is damaged")
     keys: dict[str, dict[str, str]] = {part: {} for part in paths}
     for name in names:
@@ -229,7 +238,7 @@ def _components(
             path[0],
             path[1],
             headers.get(part, {}),
-            part in exact,
+            exact.get(part),
             nests.get(part, []),
             beside.get(part),
             keys[part],
@@ -269,17 +278,17 @@ def _files_of(
 def _write_weights(reader: File, root: Path, component: _Component, most: int | None, workers: int | None) -> None:
     """Write tensors as the files that the folder had, as one file, or as shards of at most so many bytes."""
     folder, stem, keys = root / component.folder, component.stem, component.keys
-    is_exact = component.is_exact and most is None
-    header = component.header if is_exact else dict([MARK]) | component.header
+    header, form = component.heading(as_it_was=most is None)
+    write = partial(write_tensors, reader, workers=workers, form=form)
     folder.mkdir(parents=True, exist_ok=True)
     if component.files and (most is None or not all(map(_is_flat, component.trees))):
-        _write_files(reader, folder, component, header, workers)
+        _write_files(reader, folder, component, workers)
         return
     shards: list[dict[str, str]] = [{}]
     total = filled = 0
     for name in keys:
         size = decoded_bytes(reader.entry(name))
-        if shards[-1] and filled + size > (most or SHARD) and not is_exact:
+        if shards[-1] and filled + size > (most or SHARD) and (most is not None or component.exact is None):
             shards.append({})
             filled = 0
         shards[-1][name] = keys[name]
@@ -288,12 +297,12 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int | 
         torch.save(_nested(_decoded(reader, keys, workers), component, reader.where), folder / stem)
         return
     if len(shards) == 1:
-        write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
+        write(folder / f"{stem}.safetensors", keys, header)
         return
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"{stem}-{number:05}-of-{len(shards):05}.safetensors"
-        write_tensors(reader, folder / file, shard, header, workers)
+        write(folder / file, shard, header)
         where |= dict.fromkeys(shard.values(), file)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     base, dot, variant = stem.partition(".")
@@ -321,16 +330,15 @@ def _nested(state: dict[str, Tensor], component: _Component, where: str) -> dict
     return content
 
 
-def _write_files(
-    reader: File, folder: Path, component: _Component, header: Mapping[str, str], workers: int | None
-) -> None:
+def _write_files(reader: File, folder: Path, component: _Component, workers: int | None) -> None:
     """Write tensors into the files that they were read from."""
+    header, form = component.heading(as_it_was=True)
     for number, (name, keys) in enumerate(zip(component.files, component.shards(), strict=True)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if component.trees:
             torch.save(pytree.rebuild(component.trees[number], _decoded(reader, keys, workers)), folder / name)
         else:
-            write_tensors(reader, folder / name, keys, _header_of(name, header), workers)
+            write_tensors(reader, folder / name, keys, _header_of(name, header), workers, form=form)
 
 
 def _is_flat(tree: Any) -> bool:

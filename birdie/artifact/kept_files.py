@@ -94,11 +94,11 @@ def of_base(files: Mapping[str, bytes]) -> dict[str, Any]:
 def in_base(fields: Mapping[str, Any], where: str) -> dict[str, int]:
     """Return name → bytes of the files that a .birdie file has from its base, from its metadata."""
     sizes = fields.get("base", {}).get("files", {})
-    own = listed(fields, where)
+    kept = listed(fields, where)
     is_sound = isinstance(sizes, dict) and all(type(size) is int and 0 <= size <= MAX_BYTES for size in sizes.values())
     if (
         not is_sound
-        or len(names := {**own, **sizes}) < len(own) + len(sizes)
+        or len(names := {**kept, **sizes}) < len(kept) + len(sizes)
         or len(names) > MOST_FILES
         or list(sizes) != sorted(sizes)
         or not all(is_file(name, names) for name in names)

@@ -75,7 +75,13 @@ def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str
 
 
 def write_tensors(
-    file: File, target: Path, keys: Mapping[str, str], header: Mapping[str, str], workers: int | None = None
+    file: File,
+    target: Path,
+    keys: Mapping[str, str],
+    header: Mapping[str, str],
+    workers: int | None = None,
+    *,
+    form: str = "pt",
 ) -> None:
     """Decode tensors into one .safetensors file; the caller has checked what that takes.
 
@@ -83,9 +89,10 @@ def write_tensors(
         keys: name of each tensor → its name there.
         header: metadata for the header of the file.
         workers: threads; None uses every core.
+        form: "format" in the header, without which transformers refuses a file; "" for none.
     """
     room, lock = Room(_IN_FLIGHT), threading.Lock()
-    start_of_file, positions = _layout(file, keys, header)
+    start_of_file, positions = _layout(file, keys, header, form)
 
     def convert(block: tuple[str, list[int]]) -> None:
         name, starts = block
@@ -102,9 +109,9 @@ def write_tensors(
         list(pool.map(convert, blocks))
 
 
-def is_written(file: File, target: Path, keys: Mapping[str, str], header: Mapping[str, str]) -> bool:
+def is_written(file: File, target: Path, keys: Mapping[str, str], header: Mapping[str, str], form: str) -> bool:
     """Return whether a file is, to the byte, what `write_tensors` writes with these arguments."""
-    start, positions = _layout(file, keys, header)
+    start, positions = _layout(file, keys, header, form)
     end = max((at + decoded_bytes(file.entry(name)) for name, starts in positions.items() for at in starts), default=0)
     with target.open("rb") as opened:
         if target.stat().st_size != len(start) + end or opened.read(len(start)) != start:
@@ -130,9 +137,11 @@ def _blocks(file: File, positions: Mapping[str, list[int]]) -> Iterator[tuple[st
             offset += decoded_bytes(file.entry(block))
 
 
-def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> tuple[bytes, dict[str, list[int]]]:
+def _layout(
+    file: File, keys: Mapping[str, str], header: Mapping[str, str], form: str
+) -> tuple[bytes, dict[str, list[int]]]:
     """Return the header, and where the bytes of each stored tensor go: positions after the header."""
-    fields: dict[str, object] = {"__metadata__": {**header, "format": "pt"}}  # transformers refuses files without it
+    fields: dict[str, object] = {}
     positions: dict[str, list[int]] = {}
     end = 0
     for name in _aligned(file, keys):
@@ -150,7 +159,7 @@ def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> t
             shape[-1] *= 2
         fields[keys[name]] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
         positions.setdefault(file.stored(name), []).append(start)
-    return safetensors_header(fields), positions
+    return safetensors_header(fields, header, form), positions
 
 
 def _aligned(file: File, names: Collection[str]) -> list[str]:

@@ -92,7 +92,7 @@ class Checkpoint:
         where = (
             "a folder" if self.path.is_dir() else "a file" if len(self.sources) == 1 else f"{len(self.sources)} files"
         )
-        files = f" and {len(self.files)} kept files of {kept:,} B" if kept else ""
+        files = f" and {kept:,} B of {len(self.files)} kept file{'s' * (len(self.files) > 1)}" if kept else ""
         return f"{weights:,} B of weights{files}" + (f", in {where} of {read:,} B" if read != self.input_bytes else "")
 
     def to_json(self) -> dict[str, Any]:

@@ -261,23 +261,31 @@ def read_header(file: Path) -> dict[str, str]:
         ) from error
 
 
-def safetensors_header(fields: Mapping[str, Any]) -> bytes:
-    """Return the beginning of a .safetensors file, as birdie and the library write it: length, JSON, spaces."""
+def safetensors_header(tensors: Mapping[str, Any], about: Mapping[str, str], form: str) -> bytes:
+    """Return the beginning of a .safetensors file, as birdie and the library write it: length, JSON, spaces.
+
+    Args:
+        tensors: name → dtype, shape and offsets.
+        about: metadata.
+        form: "format" in it, "pt" for torch; "" for none.
+    """
+    metadata = {**about, "format": form} if form else {**about}
+    fields = {"__metadata__": metadata, **tensors} if metadata else tensors
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def has_usual_header(file: Path) -> bool:
-    """Return whether birdie would write the header of a .safetensors file as it is, without its mark."""
+def format_in_usual_header(file: Path) -> str | None:
+    """Return "format" in the header of a .safetensors file, "" without one; None if birdie writes another header."""
     with file.open("rb") as opened:
         data = _header_bytes(opened)
     fields = json.loads(data)
     about = fields.pop("__metadata__", {})
-    tensors = sorted(fields.items(), key=lambda item: item[1]["data_offsets"])
-    usual = dict(sorted((key, value) for key, value in about.items() if key != "format")) | {"format": "pt"}
-    is_marked = MARK in about.items()
-    return not is_marked and safetensors_header({"__metadata__": usual, **dict(tensors)})[8:] == data
+    form = str(about.pop("format", ""))
+    tensors = dict(sorted(fields.items(), key=lambda item: item[1]["data_offsets"]))
+    is_same = safetensors_header(tensors, dict(sorted(about.items())), form)[8:] == data
+    return form if is_same and MARK not in about.items() else None
 
 
 def _require_content(path: Path) -> None:

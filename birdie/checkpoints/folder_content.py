@@ -20,8 +20,8 @@ from torch import Tensor
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoint_facts import copies
 from birdie.checkpoints.checkpoints import (
+    format_in_usual_header,
     format_of,
-    has_usual_header,
     headers_of,
     read_object,
     read_object_or_tensors,
@@ -257,7 +257,7 @@ def _add(
     choices = list(read.choices.values())
     about["keys"] = list(choices[0].at) if len(choices) == 1 else []
     about["trees"] = read.trees
-    about["exact"] = complete and _come_back(content, group)
+    exact = _same_format(content, group) if complete else None
     about["beside"] = read.beside
     files, of_torch = _files(group, root), format_of(group.files[0]) != "safetensors"
     is_several = len(files) > 1 or group.index is not None
@@ -276,13 +276,18 @@ def _add(
     for field_, value in about.items():
         if value:
             content.metadata.setdefault(field_, {})[part] = value
+    if exact is not None:
+        content.metadata.setdefault("exact", {})[part] = exact
 
 
-def _come_back(content: FolderContent, group: FileGroup) -> bool:
-    """Return whether lossless tensors give the files of a group to the byte; note it if their headers are others."""
+def _same_format(content: FolderContent, group: FileGroup) -> str | None:
+    """Return "format" in the headers of files that lossless tensors give to the byte; None, with a note, if not."""
     if format_of(group.files[0]) != "safetensors":
-        return False
-    others = [path.name for path in group.files if not has_usual_header(path)]
+        return None
+    formats = {path.name: format_in_usual_header(path) for path in group.files}
+    first = next(iter(formats.values()))
+    others = [name for name, form in formats.items() if form is None or form != first]
     if others:
         content.notes.append(f"comes back with the same tensors and another header: {', '.join(others)}")
-    return not others
+        return None
+    return first

@@ -208,8 +208,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     for line in summary.notes:
         print_line(line)
     if source.kept_bytes and not lossless:  # a tokenizer must not make weights look smaller
-        before, after = input_bytes - source.kept_bytes, summary.bytes - summary.file_bytes
-        print_line(f"weights: {size(before)} → {size(after)} ({_change(before, after, lossless)})")
+        weights, coded = input_bytes - source.kept_bytes, summary.bytes - summary.file_bytes
+        print_line(f"weights: {size(weights)} → {size(coded)} ({_change(weights, coded, lossless)})")
         same = f", {len(summary.base_files)} of {len(summary.files)} are in the base" if summary.base_files else ""
         print_line(f"kept files: {size(source.kept_bytes)} → {size(summary.file_bytes)}{same}")
         print_line(f"{size(input_bytes)} → {size(summary.bytes)}: {summary.path}")

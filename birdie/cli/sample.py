@@ -143,11 +143,11 @@ def _converse(
     left_out = 0
     for text in texts:
         messages.append({"role": "user", "content": text})
-        ids, before = model.conversation(messages[left_out:]), left_out
+        ids, known = model.conversation(messages[left_out:]), left_out
         while len(ids) + tokens > model.positions and left_out + 1 < len(messages):
             left_out += 2  # a message and its answer
             ids = model.conversation(messages[left_out:])
-        if left_out > before:
+        if left_out > known:
             log(f"the model sees {model.positions:,} tokens: the first {left_out} messages are left out from here on")
         messages.append({"role": "assistant", "content": answer(ids)})
     return messages

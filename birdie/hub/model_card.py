@@ -37,31 +37,31 @@ def card(
     """
     readme = readme.replace("\r\n", "\n")
     match = _FRONT.match(readme)
-    own, text = ("", readme) if match is None else (match[1], readme[match.end() :])
-    if base_model is not None and "base_model" in _KEY.findall(own):
+    front, text = ("", readme) if match is None else (match[1], readme[match.end() :])
+    if base_model is not None and "base_model" in _KEY.findall(front):
         raise ConfigError(f"{CARD} kept in {summary.path} has a base_model already; drop the base {base_model}")
     ours = {"library_name": "birdie", "tags": f"[{', '.join(_TAGS)}]", "base_model": base_model or origin}
-    parts = ["---", *_front(own, ours | {"pipeline_tag": task}), "---", "", _about(summary, base_model)]
+    parts = ["---", *_front(front, ours | {"pipeline_tag": task}), "---", "", _about(summary, base_model)]
     if text.strip():
         parts += ["", "---", "", "The README of the model before it was compressed, unchanged:", "", text.strip()]
     return "\n".join(parts) + "\n"
 
 
-def _front(own: str, ours: Mapping[str, str | None]) -> list[str]:
-    """Return the lines of a front matter, those of ours that it lacks at its end; our tags are joined to its own."""
-    known = _KEY.findall(own)
-    if (tags := _TAG_LIST.search(own)) is not None:
+def _front(front: str, ours: Mapping[str, str | None]) -> list[str]:
+    """Return the lines of a front matter, those of ours that it lacks at its end; our tags are joined to its."""
+    known = _KEY.findall(front)
+    if (tags := _TAG_LIST.search(front)) is not None:
         listed, items = tags[1], tags[2] or ""
         new = [tag for tag in _TAGS if tag not in re.findall(r"[\w-]+", listed or items)]
         if listed is not None:
             joined = ", ".join([*([listed.strip().rstrip(",")] if listed.strip() else []), *new])
-            own = f"{own[: tags.start(1)]}{joined}{own[tags.end(1) :]}"
+            front = f"{front[: tags.start(1)]}{joined}{front[tags.end(1) :]}"
         else:
             dash = items[: items.index("-")]
             lines = [items.rstrip("\n"), *(f"{dash}- {tag}" for tag in new)]
-            own = f"{own[: tags.start(2)]}{chr(10).join(lines)}\n{own[tags.end(2) :]}"
+            front = f"{front[: tags.start(2)]}{chr(10).join(lines)}\n{front[tags.end(2) :]}"
     added = [f"{key}: {value}" for key, value in ours.items() if value and key not in known]
-    return [*([own.strip("\n")] if own.strip() else []), *added]
+    return [*([front.strip("\n")] if front.strip() else []), *added]
 
 
 def _about(summary: Summary, base_model: str | None) -> str:
