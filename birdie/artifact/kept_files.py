@@ -93,7 +93,7 @@ def of_base(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 def in_base(fields: Mapping[str, Any], where: str) -> dict[str, int]:
     """Return name → bytes of the files that a .birdie file has from its base, from its metadata."""
-    sizes = fields.get("base", {}).get("files", {})
+    sizes: dict[str, int] = fields.get("base", {}).get("files", {})
     kept = listed(fields, where)
     is_sound = isinstance(sizes, dict) and all(type(size) is int and 0 <= size <= MAX_BYTES for size in sizes.values())
     if (

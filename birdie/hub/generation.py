@@ -124,6 +124,11 @@ class TextModel:
         if temperature > 0:
             draw = {"do_sample": True, "temperature": temperature, "top_k": top_k or 0}
         ends, row = self._ends, torch.tensor([list(ids)], device=self.model.device)
+
+        def put_text(token: int) -> None:
+            if token not in ends:
+                put(token)
+
         try:
             with torch.random.fork_rng(), torch.inference_mode():
                 torch.manual_seed(seed)
@@ -133,7 +138,7 @@ class TextModel:
                     max_new_tokens=int(min(tokens, self.positions - len(ids))),
                     eos_token_id=ends or None,
                     pad_token_id=ends[0] if ends else 0,
-                    streamer=_Streamer(lambda token: token in ends or put(token)),
+                    streamer=_Streamer(put_text),
                     **draw,
                 )
         except (BirdieError, OSError):  # of `put` as well
@@ -154,7 +159,7 @@ class TextModel:
 class _Streamer:
     """Takes what `generate` of transformers hands on: the prompt, then token by token."""
 
-    def __init__(self, put: Callable[[int], object]) -> None:
+    def __init__(self, put: Callable[[int], None]) -> None:
         self._put, self._is_prompt = put, True
 
     def put(self, value: torch.Tensor) -> None:
