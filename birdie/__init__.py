@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from birdie import onnx as onnx
     from birdie import schemes as schemes
     from birdie.artifact.device_file import load_compressed as load_compressed
+    from birdie.artifact.folders import files as files
     from birdie.artifact.in_memory import compress_weights as compress_weights
     from birdie.artifact.in_memory import load_weights as load_weights
     from birdie.artifact.in_memory import quantize_ as quantize_
     from birdie.artifact.inspection import inspect as inspect
-    from birdie.artifact.kept_files import files as files
     from birdie.artifact.loading import load as load
     from birdie.artifact.repack import load_object as load_object
     from birdie.artifact.repack import save_object as save_object

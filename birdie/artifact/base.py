@@ -5,7 +5,8 @@
 
 A base is read tensor by tensor: files are mapped, .birdie files are decoded. The metadata of the file with the
 deltas name those tensors of the base that are called otherwise there: {"base": {"of": FILE, "names": {NAME: BASE'S
-NAME}}}. With "inside": true the base is the file itself, and "names" has every tensor that is a delta.
+NAME}}}. Kept files that are those of the base are listed there as well (birdie.artifact.kept_files). With "inside":
+true the base is the file itself, and "names" has every tensor that is a delta.
 """
 
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from birdie.artifact import kept_files
 from birdie.artifact.container import MAGIC
 from birdie.artifact.file import DECODED_PER_BYTE, Data, File, decoded_bytes, dtype_of
 from birdie.artifact.metadata import base_in
@@ -43,6 +45,7 @@ class Base:
         read: name → tensor.
         files: that are mapped.
         close: gives back what is open.
+        kept: gives name → content of the files that it has beside its tensors.
 
     Attributes:
         bytes: of all tensors, or fewer: operations and memory in proportion are allowed.
@@ -59,8 +62,10 @@ class Base:
         read: Callable[[str], Tensor],
         files: Collection[Path] = (),
         close: Callable[[], None] = lambda: None,
+        kept: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:
         self.where, self.close, self.shapes, self._read, self._files = where, close, shapes, read, files
+        self.kept = kept
         self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())
 
     @classmethod
@@ -87,7 +92,9 @@ class Base:
         except WeightsError:  # objects of other programs, which only the weights do without
             checkpoint = open_checkpoint(path, weights_only=True)
         tensors = pytree.flatten(checkpoint.content)[0] if checkpoint.is_object else checkpoint.content
-        return cls.of(str(path), tensors, checkpoint.paths)
+        base = cls.of(str(path), tensors, checkpoint.paths)
+        base.kept = lambda: checkpoint.files
+        return base
 
     @classmethod
     def of(cls, where: str, tensors: Mapping[str, Tensor], files: Collection[Path] = ()) -> "Base":
@@ -102,7 +109,9 @@ class Base:
             file.close()
             raise ConfigError(f"base {path} is stored as deltas itself; decompress it, then give that as the base")
         file.require(max_bytes=sum(decoded_bytes(file.entry(name)) for name in file.names))
-        return cls._decoded(file, file.names, str(path))
+        base = cls._decoded(file, file.names, str(path))
+        base.kept = lambda: kept_files.read(file)
+        return base
 
     @classmethod
     def inside(cls, source: Data, max_bytes: int | None = None, max_operations: int | None = None) -> "Base":

@@ -3,8 +3,8 @@
 module or state dict, metadata, kept files ──► Content ──with an assignment──► Beside ──► model.birdie
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -70,6 +70,11 @@ class Content:
             "order": order_field(keys_of(model), parts),
         }
         return cls(state, extra, about, kept)
+
+    def without_files(self, names: Collection[str]) -> "Content":
+        """Return the content without some of the files."""
+        left = {name: data for name, data in self.files.items() if name not in names}
+        return replace(self, about={**self.about, "files": kept_files.sizes_of(left)}, files=left)
 
     def beside(self, assignment: Assignment, effort: Effort, budget: int | None, base: Any = None) -> Beside:
         """Return what a file of an assignment has beside its tensors.

@@ -12,9 +12,10 @@ second and all others are components of their own, called as the file: {"classif
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ import torch
 from torch import Tensor
 
 from birdie.artifact import kept_files
+from birdie.artifact.base import Base, BaseOption
+from birdie.artifact.container import Reader
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.links import opened
 from birdie.artifact.options import DEFAULT_LIMITS, Limits
-from birdie.artifact.safetensors_export import headers_in, write_tensors
+from birdie.artifact.safetensors_export import headers_in, is_written, write_tensors
 from birdie.artifact.summary import Summary
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoints import MARK, read_header
@@ -34,6 +37,7 @@ from birdie.checkpoints.rebuild import has_views
 from birdie.checkpoints.weight_shards import weight_map
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
+from birdie.system.file_objects import Input, source_of
 from birdie.system.files import Hidden, atomic_folder, log_hidden
 from birdie.system.names import is_name, is_part
 from birdie.system.outputs import require_output_folder
@@ -45,6 +49,30 @@ _DEEPEST = 16  # keys to the weights in a file
 def holds_folder(summary: Summary) -> bool:
     """Return whether a .birdie file holds a model folder: names of its files of weights, or files beside them."""
     return (bool(summary.files) and not summary.is_onnx) or "weights" in summary.metadata
+
+
+def files(path: Input, *, base: "BaseOption | None" = None, max_bytes: int | None = None) -> dict[str, bytes]:
+    """Return the files that a .birdie file keeps beside its tensors: configuration, tokenizer, license.
+
+    Args:
+        path: of the file; or its bytes, or a binary file object.
+        base: of a file of deltas, the folder or .birdie file that it was made with: files that were the same there are
+            not stored again.
+        max_bytes: most bytes of all; default 256 MiB, or 64 × the file.
+
+    Returns:
+        Relative name → content; empty if it keeps none.
+
+    Raises:
+        ArtifactError: the file is missing or damaged, keeps more than `max_bytes`, or has files from a base that is not
+            given.
+    """
+    with Reader(source_of(path)) as reader:
+        if base is None or not kept_files.in_base(reader.fields, reader.where):
+            return kept_files.read_all(reader, None, max_bytes)
+        reference = Base.open(base)
+        with reference.mapped():
+            return kept_files.read_all(reader, reference.kept(), max_bytes)
 
 
 def write_folder(
@@ -72,28 +100,42 @@ def write_folder(
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
     registry.import_schemes(limits.schemes)
     with opened(file, limits) as reference, File(file, registry.decoder, reference) as reader:
-        kept = kept_files.read(reader, limits.max_bytes)
+        kept = kept_files.read_all(reader, None if reference is None else reference.kept(), limits.max_bytes)
         if has_views(reader.fields.get("tree")):
             raise ConfigError(f"{file} holds tensors that are views of others; write a .pt file instead of a folder")
         components = _components(reader.ordered, reader.fields, reader.where, kept)
         if max_shard_bytes is not None:  # other shards get an index of their own
             indices = {f"{one.folder}/{one.index}".lstrip("/") for one in components if one.index}
             kept = {name: data for name, data in kept.items() if name not in indices}
-        is_own = not overwrite and _is_own(target, kept)
-        target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if limits.max_bytes is None else limits.max_bytes - sum(map(len, kept.values()))
+        if overwrite or not target.is_dir():
+            target = require_output_folder(target, overwrite=overwrite)
         reader.require(left, limits.max_operations, shared=False)
+        exact = [] if max_shard_bytes is not None else [one for one in components if one.exact is not None]
+        is_own = not overwrite and _is_own(target, kept, _same_files(reader, target, exact))
+        target = require_output_folder(target, overwrite=overwrite or is_own)
         with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file], hidden=hidden) as folder:
             kept_files.write(kept, folder)
             for component in components:
                 _write_weights(reader, folder, component, max_shard_bytes, limits.workers)
 
 
-def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
+def _same_files(reader: File, target: Path, components: Collection["_Component"]) -> Iterator[Path]:
+    """Yield the files of weights in a folder that are, to the byte, what is written there again."""
+    for component in components:
+        folder = target / component.folder
+        for name, keys, header in component.exact_files():
+            form = component.exact or ""
+            if (folder / name).is_file() and is_written(reader, folder / name, keys, header, form):
+                yield folder / name
+
+
+def _is_own(target: Path, kept: Mapping[str, bytes], same: Iterable[Path]) -> bool:
     """Return whether a folder has content, all of which is birdie's: weights with its mark, and files kept as they are.
 
     Args:
         kept: name → content of the files that will be there again.
+        same: files of weights without the mark that will be there again, to the byte.
     """
     if not target.is_dir():
         return False
@@ -101,7 +143,7 @@ def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
     files = {name: path for name, path in paths.items() if path.is_symlink() or not path.is_dir()}
     if not files or any(path.is_symlink() or not path.is_file() for path in files.values()):
         return False
-    marked = {path for path in files.values() if path.suffix == ".safetensors" and _is_marked(path)}
+    marked = {path for path in files.values() if path.suffix == ".safetensors" and _is_marked(path)} | {*same}
     return all(
         path in marked
         or (path.stat().st_size == len(kept.get(name, b"")) and path.read_bytes() == kept.get(name))
@@ -128,7 +170,8 @@ class _Component:
 
     folder: str  # in the model folder
     stem: str  # name of the file, without number and, for safetensors, without suffix
-    header: dict[str, str]  # metadata in its header
+    header: dict[str, str]  # metadata in its header, without birdie's mark
+    exact: str | None  # "format" in its header if its files come back to the byte, without the mark; None if not
     nest: list[str]  # keys of the dict that holds the tensors, in a file of torch
     beside: Any  # tree of the plain values in the dicts on the way there
     keys: dict[str, str]  # name in the .birdie file → name on disk
@@ -145,6 +188,19 @@ class _Component:
             {name: key for name, key in self.keys.items() if file_of[key] == number}
             for number in range(len(self.files))
         ]
+
+    def heading(self, *, as_it_was: bool) -> tuple[dict[str, str], str]:
+        """Return metadata and "format" in the headers of its files: those that they had, or with birdie's mark."""
+        if as_it_was and self.exact is not None:
+            return self.header, self.exact
+        return dict([MARK]) | self.header, "pt"
+
+    def exact_files(self) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+        """Return name, name → name on disk of its tensors, and header of each safetensors file that comes back."""
+        if not self.files:
+            return [(f"{self.stem}.safetensors", self.keys, self.header)]
+        headers = [_header_of(name, self.header) for name in self.files]
+        return list(zip(self.files, self.shards(), headers, strict=True))
 
 
 def _components(
@@ -165,8 +221,9 @@ def _components(
         for nest in nests.values()
     ):
         raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
-    beside = about.get("beside", {})
-    if not isinstance(beside, dict):
+    beside, exact = about.get("beside", {}), about.get("exact", {})
+    is_sound = isinstance(exact, dict) and all(isinstance(value, str) for value in exact.values())
+    if not isinstance(beside, dict) or not is_sound:
         raise ArtifactError(f"the values beside the weights in {where} are none; the file is damaged")
     keys: dict[str, dict[str, str]] = {part: {} for part in paths}
     for name in names:
@@ -180,7 +237,8 @@ def _components(
         _Component(
             path[0],
             path[1],
-            dict([MARK]) | headers.get(part, {}),
+            headers.get(part, {}),
+            exact.get(part),
             nests.get(part, []),
             beside.get(part),
             keys[part],
@@ -219,7 +277,9 @@ def _files_of(
 
 def _write_weights(reader: File, root: Path, component: _Component, most: int | None, workers: int | None) -> None:
     """Write tensors as the files that the folder had, as one file, or as shards of at most so many bytes."""
-    folder, stem, keys, header = root / component.folder, component.stem, component.keys, component.header
+    folder, stem, keys = root / component.folder, component.stem, component.keys
+    header, form = component.heading(as_it_was=most is None)
+    write = partial(write_tensors, reader, workers=workers, form=form)
     folder.mkdir(parents=True, exist_ok=True)
     if component.files and (most is None or not all(map(_is_flat, component.trees))):
         _write_files(reader, folder, component, workers)
@@ -228,7 +288,7 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int | 
     total = filled = 0
     for name in keys:
         size = decoded_bytes(reader.entry(name))
-        if shards[-1] and filled + size > (most or SHARD):
+        if shards[-1] and filled + size > (most or SHARD) and (most is not None or component.exact is None):
             shards.append({})
             filled = 0
         shards[-1][name] = keys[name]
@@ -237,12 +297,12 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int | 
         torch.save(_nested(_decoded(reader, keys, workers), component, reader.where), folder / stem)
         return
     if len(shards) == 1:
-        write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
+        write(folder / f"{stem}.safetensors", keys, header)
         return
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"{stem}-{number:05}-of-{len(shards):05}.safetensors"
-        write_tensors(reader, folder / file, shard, header, workers)
+        write(folder / file, shard, header)
         where |= dict.fromkeys(shard.values(), file)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     base, dot, variant = stem.partition(".")
@@ -272,12 +332,13 @@ def _nested(state: dict[str, Tensor], component: _Component, where: str) -> dict
 
 def _write_files(reader: File, folder: Path, component: _Component, workers: int | None) -> None:
     """Write tensors into the files that they were read from."""
+    header, form = component.heading(as_it_was=True)
     for number, (name, keys) in enumerate(zip(component.files, component.shards(), strict=True)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if component.trees:
             torch.save(pytree.rebuild(component.trees[number], _decoded(reader, keys, workers)), folder / name)
         else:
-            write_tensors(reader, folder / name, keys, _header_of(name, component.header), workers)
+            write_tensors(reader, folder / name, keys, _header_of(name, header), workers, form=form)
 
 
 def _is_flat(tree: Any) -> bool:

@@ -51,7 +51,7 @@ def inspect(path: Input) -> Summary:
             for row in rows
             if row.scheme != "alias"
         )
-        kept = kept_files.listed(fields, reader.where)
+        kept, theirs = kept_files.listed(fields, reader.where), kept_files.in_base(fields, reader.where)
         return Summary(
             reader.where,
             reader.size,
@@ -60,11 +60,12 @@ def inspect(path: Input) -> Summary:
             rows,
             fields.get("metadata", {}),
             fields.get("tree"),
-            kept,
+            dict(sorted({**kept, **theirs}.items())),
             reader.header(kept_files.ENTRY).length if kept else 0,
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
-            base=base_in(fields)[0] if DELTA in reader.kinds and not is_inside(fields) else None,
+            base=base_in(fields)[0] if theirs or (DELTA in reader.kinds and not is_inside(fields)) else None,
+            base_files=tuple(theirs),
             is_onnx="onnx" in fields,
         )
 

@@ -3,9 +3,11 @@
     name → bytes ──► one hidden entry, all contents one after the other under LZMA; names and sizes: metadata
                  ◄── `read`
 
-Together they take fewer bytes than one by one: tokenizer.json repeats vocab.json.
+Together they take fewer bytes than one by one: tokenizer.json repeats vocab.json. Files that the base of a file of
+deltas has as well are not stored: the metadata have their names, their sizes, and one digest.
 """
 
+import hashlib
 import lzma
 from collections.abc import Collection, Mapping
 from itertools import accumulate
@@ -13,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from birdie.artifact.container import FILES, Entry, Reader, Stream
+from birdie.artifact.metadata import MAX_BYTES
 from birdie.errors import ArtifactError, ConfigError
-from birdie.system.file_objects import Input, source_of
 from birdie.system.names import is_name
 
 ENTRY = "\0files"  # no tensor has a name with NUL
@@ -84,21 +86,56 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
     return files
 
 
-def files(path: Input, *, max_bytes: int | None = None) -> dict[str, bytes]:
-    """Return the files that a .birdie file keeps beside its tensors: configuration, tokenizer, license.
+def of_base(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what the metadata of a file of deltas have of files that are those of its base: parts of `base`."""
+    return {"files": sizes_of(files), "sha256": _digest(files)} if files else {}
+
+
+def in_base(fields: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Return name → bytes of the files that a .birdie file has from its base, from its metadata."""
+    sizes: dict[str, int] = fields.get("base", {}).get("files", {})
+    kept = listed(fields, where)
+    is_sound = isinstance(sizes, dict) and all(type(size) is int and 0 <= size <= MAX_BYTES for size in sizes.values())
+    if (
+        not is_sound
+        or len(names := {**kept, **sizes}) < len(kept) + len(sizes)
+        or len(names) > MOST_FILES
+        or list(sizes) != sorted(sizes)
+        or not all(is_file(name, names) for name in names)
+    ):
+        raise ArtifactError(f"the files that {where} has from its base are not what birdie writes; it is damaged")
+    return sizes
+
+
+def read_all(reader: Reader, base: Mapping[str, bytes] | None, limit: int | None = None) -> dict[str, bytes]:
+    """Return the files that a .birdie file keeps, and those that it has from its base.
 
     Args:
-        path: of the file; or its bytes, or a binary file object.
-        max_bytes: most bytes of all; default 256 MiB, or 64 × the file.
-
-    Returns:
-        Relative name → content; empty if it keeps none.
-
-    Raises:
-        ArtifactError: the file is missing or damaged, or keeps more than `max_bytes`.
+        base: files of the base, by name; None: there is no base.
+        limit: as of `read`, for each of both.
     """
-    with Reader(source_of(path)) as reader:
-        return read(reader, max_bytes)
+    files, sizes = read(reader, limit), in_base(reader.fields, reader.where)
+    if not sizes:
+        return files
+    about = reader.fields["base"]
+    if base is None:
+        raise ArtifactError(
+            f"{reader.where} has {len(sizes)} of its files from its base, {about.get('of') or 'a checkpoint'}, "
+            f"{next(iter(sizes))} for one; give that as base=… (--base)"
+        )
+    theirs = {name: base[name] for name, size in sizes.items() if len(base.get(name, b"")) == size and name in base}
+    if len(theirs) < len(sizes) or _digest(theirs) != about.get("sha256"):
+        other = next((name for name in sizes if name not in theirs), "one of " + ", ".join(sizes))
+        raise ArtifactError(
+            f"the base lacks {other}, or has another than when {reader.where} was made; give the folder that was the "
+            "base then, or its .birdie file"
+        )
+    return dict(sorted({**files, **theirs}.items()))
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 of the contents of files, in the order of their names."""
+    return hashlib.sha256(b"".join(files[name] for name in sorted(files))).hexdigest()
 
 
 def is_file(name: str, names: Collection[str]) -> bool:

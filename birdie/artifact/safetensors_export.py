@@ -7,7 +7,6 @@ The format is that of the safetensors library (8 bytes of length, JSON, tensors 
 all tensors at once. Every tensor is aligned: in the order of the state dict if that allows it, else wide dtypes first.
 """
 
-import json
 import math
 import os
 import threading
@@ -26,6 +25,7 @@ from torch import Tensor
 from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.artifact.links import opened
 from birdie.artifact.options import DEFAULT_LIMITS, Limits
+from birdie.checkpoints.checkpoints import safetensors_header
 from birdie.checkpoints.rebuild import has_views, with_views
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
@@ -75,7 +75,13 @@ def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str
 
 
 def write_tensors(
-    file: File, target: Path, keys: Mapping[str, str], header: Mapping[str, str], workers: int | None = None
+    file: File,
+    target: Path,
+    keys: Mapping[str, str],
+    header: Mapping[str, str],
+    workers: int | None = None,
+    *,
+    form: str = "pt",
 ) -> None:
     """Decode tensors into one .safetensors file; the caller has checked what that takes.
 
@@ -83,9 +89,10 @@ def write_tensors(
         keys: name of each tensor → its name there.
         header: metadata for the header of the file.
         workers: threads; None uses every core.
+        form: "format" in the header, without which transformers refuses a file; "" for none.
     """
     room, lock = Room(_IN_FLIGHT), threading.Lock()
-    start_of_file, positions = _layout(file, keys, header)
+    start_of_file, positions = _layout(file, keys, header, form)
 
     def convert(block: tuple[str, list[int]]) -> None:
         name, starts = block
@@ -102,6 +109,22 @@ def write_tensors(
         list(pool.map(convert, blocks))
 
 
+def is_written(file: File, target: Path, keys: Mapping[str, str], header: Mapping[str, str], form: str) -> bool:
+    """Return whether a file is, to the byte, what `write_tensors` writes with these arguments."""
+    start, positions = _layout(file, keys, header, form)
+    end = max((at + decoded_bytes(file.entry(name)) for name, starts in positions.items() for at in starts), default=0)
+    with target.open("rb") as opened:
+        if target.stat().st_size != len(start) + end or opened.read(len(start)) != start:
+            return False
+        for name, starts in positions.items():
+            data = bytes_of(file.decode(name))
+            for at in starts:
+                opened.seek(len(start) + at)
+                if opened.read(len(data)) != data:
+                    return False
+    return True
+
+
 def _blocks(file: File, positions: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
     """Yield the entries of the tensors at these positions, and where the bytes of each go."""
     for name, starts in positions.items():
@@ -114,9 +137,11 @@ def _blocks(file: File, positions: Mapping[str, list[int]]) -> Iterator[tuple[st
             offset += decoded_bytes(file.entry(block))
 
 
-def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> tuple[bytes, dict[str, list[int]]]:
+def _layout(
+    file: File, keys: Mapping[str, str], header: Mapping[str, str], form: str
+) -> tuple[bytes, dict[str, list[int]]]:
     """Return the header, and where the bytes of each stored tensor go: positions after the header."""
-    fields: dict[str, object] = {"__metadata__": {**header, "format": "pt"}}  # transformers refuses files without it
+    fields: dict[str, object] = {}
     positions: dict[str, list[int]] = {}
     end = 0
     for name in _aligned(file, keys):
@@ -134,9 +159,7 @@ def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> t
             shape[-1] *= 2
         fields[keys[name]] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
         positions.setdefault(file.stored(name), []).append(start)
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, positions
+    return safetensors_header(fields, header, form), positions
 
 
 def _aligned(file: File, names: Collection[str]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from birdie.artifact import kept_files
 from birdie.artifact.base import Base
 from birdie.artifact.coded_file import write_coded
 from birdie.artifact.container import KIND
@@ -136,6 +137,10 @@ def write_model(
         base.close()
         raise ConfigError(f"no tensor of {base.where} has the name, the shape and the kind of one of the model's")
     about_base: dict[str, Any] | None = None if base is None else {"of": base.name, "names": renamed}
+    if base is not None and link is None and onnx is None:  # whose other bytes are no files of their own
+        theirs = base.kept()
+        same = {name: data for name, data in content.files.items() if theirs.get(name) == data}
+        content, about_base = content.without_files(same), {**(about_base or {}), **kept_files.of_base(same)}
     assignment = replace(assignment, bases=relative(parts))
     if calibration is None:  # with data each copy has the precision that its own use needs
         assignment = merge_copies(assignment)

@@ -44,7 +44,7 @@ class Summary:
         weights: number of elements of all tensors, tied ones counted once and complex ones as two.
         tensors: in the order of the saved state dict.
         metadata: JSON of the caller of `save`.
-        files: name → bytes of the files kept beside the tensors, unpacked; `file_bytes`: what they take together.
+        files: name → bytes of the files beside the tensors, unpacked; `file_bytes`: what those in the file take.
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.checkpoints.pytree); else None.
         error: after a compression with calibration, the delta from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
@@ -62,6 +62,7 @@ class Summary:
         not_kept: after a lossless compression of tensors alone, what only `birdie.save_object` keeps of them:
             attributes, layout in memory, shared memory; not stored.
         base: file name of the checkpoint to which tensors are stored as deltas, "" if it had none; None: none.
+        base_files: names of those of `files` that are not in the file, but the same in its base.
         is_onnx: the file holds an ONNX model, which `birdie.onnx.load` returns.
     """
 
@@ -85,6 +86,7 @@ class Summary:
     otherwise: tuple[str, ...] = ()
     not_kept: tuple[str, ...] = ()
     base: str | None = None
+    base_files: tuple[str, ...] = ()
     is_onnx: bool = False
 
     @property
@@ -114,6 +116,7 @@ class Summary:
             "tensors": rows,
             "files": dict(self.files),
             "base": self.base,
+            "base_files": list(self.base_files),
             "not_kept": list(self.not_kept),
         }
 

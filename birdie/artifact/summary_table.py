@@ -37,7 +37,8 @@ def by_tensor(summary: "Summary") -> SummaryTable:
     if summary.files:
         names = sorted(summary.files, key=lambda name: (-summary.files[name], name))
         text = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
-        totals.append((shown(text), f"{len(names)} files", "", "lzma", *_cells(summary.file_bytes, 0, summary)))
+        same = f", {len(summary.base_files):,} in the base" if summary.base_files else ""
+        totals.append((shown(text), f"{len(names)} files{same}", "", "lzma", *_cells(summary.file_bytes, 0, summary)))
     totals.append(("total", f"{summary.weights:,} weights", "", "", *_total(summary)))
     return SummaryTable(("tensor", "shape", "dtype", "stored as", "bytes", "bits/weight", "share"), rows, totals, 4)
 
@@ -55,7 +56,8 @@ def by_scheme(summary: "Summary") -> SummaryTable:
         rows.append((scheme, f"{len(tensors):,}", f"{weights:,}" if weights else "", *cells))
     totals: list[tuple[str, ...]] = []
     if summary.files:
-        totals.append((f"{len(summary.files):,} kept files", "", "", *_cells(summary.file_bytes, 0, summary)))
+        same = f", {len(summary.base_files):,} in the base" if summary.base_files else ""
+        totals.append((f"{len(summary.files):,} kept files{same}", "", "", *_cells(summary.file_bytes, 0, summary)))
     totals.append(("total", f"{len(summary.tensors):,}", f"{summary.weights:,}", *_total(summary)))
     return SummaryTable(("stored as", "tensors", "weights", "bytes", "bits/weight", "share"), rows, totals, 1)
 

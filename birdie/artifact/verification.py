@@ -29,7 +29,7 @@ def damaged_tensors(path: Input, limits: Limits, progress: Progress | None = Non
     registry.import_schemes(limits.schemes)
     with opened(source, limits) as base, File(source, registry.decoder, base) as file:
         file.require(limits.max_bytes, limits.max_operations)
-        kept_files.read(file, limits.max_bytes)
+        kept_files.read_all(file, None if base is None else base.kept(), limits.max_bytes)
         names: dict[str, list[str]] = {}
         for name in file.ordered:
             names.setdefault(file.holder(file.stored(name)), []).append(name)

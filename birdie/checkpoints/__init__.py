@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from birdie.checkpoints.folder_scan import SMALL as SMALL
     from birdie.checkpoints.int8_export import FORMAT as FORMAT
     from birdie.checkpoints.int8_export import dequantize as dequantize
+    from birdie.checkpoints.name_patterns import NamePatterns as NamePatterns
     from birdie.checkpoints.onnx_graph import shown as shown
     from birdie.checkpoints.pytree import holds_values as holds_values
     from birdie.checkpoints.rebuild import has_views as has_views

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from birdie.checkpoints.checkpoints import files_of, format_of, headers_of, read_checkpoint, read_weights
 from birdie.checkpoints.folder_content import FolderContent, read_folder, read_index, taken_apart
+from birdie.checkpoints.name_patterns import ALL, NamePatterns
 from birdie.checkpoints.nested import tensor_bytes
 from birdie.checkpoints.onnx_file import read_onnx
 from birdie.compress.exact import Roles
@@ -70,8 +71,7 @@ class Checkpoint:
     @property
     def file_bytes(self) -> int:
         """Bytes of the files that are read."""
-        beside = 0 if self.onnx is not None else sum(map(len, self.files.values()))
-        return beside + sum(file.stat().st_size for file in self.sources)
+        return self.kept_bytes + sum(file.stat().st_size for file in self.sources)
 
     @property
     def input_bytes(self) -> int:
@@ -80,11 +80,27 @@ class Checkpoint:
             return self.file_bytes
         return min(self.file_bytes, tensor_bytes(self.content) + sum(map(len, self.files.values())))
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the files of a folder that are kept beside the weights, as configuration and tokenizer are."""
+        return 0 if self.onnx is not None else sum(map(len, self.files.values()))
+
+    @property
+    def size_text(self) -> str:
+        """Bytes of the weights and of the kept files, and of the files that hold them if those have more."""
+        weights, kept, read = self.input_bytes - self.kept_bytes, self.kept_bytes, self.file_bytes
+        where = (
+            "a folder" if self.path.is_dir() else "a file" if len(self.sources) == 1 else f"{len(self.sources)} files"
+        )
+        files = f" and {kept:,} B of {len(self.files)} kept file{'s' * (len(self.files) > 1)}" if kept else ""
+        return f"{weights:,} B of weights{files}" + (f", in {where} of {read:,} B" if read != self.input_bytes else "")
+
     def to_json(self) -> dict[str, Any]:
         """Return the sizes before, and what becomes of everything, for --json."""
         answer: dict[str, Any] = {
             "input_bytes": self.input_bytes,
             "file_bytes": self.file_bytes,
+            "kept_bytes": self.kept_bytes,
             "dropped": self.dropped,
             "taken": list(self.taken),
             "others": self.others,
@@ -110,6 +126,7 @@ def open_checkpoint(
     keys: Sequence[str] = (),
     keep: Sequence[str] = (),
     skip: Sequence[str] = (),
+    patterns: NamePatterns = ALL,
     complete: bool = False,
     or_complete: bool = False,
     weights_only: bool = False,
@@ -121,6 +138,7 @@ def open_checkpoint(
         keys: of a file: key paths of the dicts of tensors that are meant, "model.ema".
         keep: of a folder: patterns of names of files to keep as they are, whatever their size.
         skip: of a folder: patterns of names of files to leave out.
+        patterns: of a file: names of the tensors to take, as in the .birdie file.
         complete: take all that a file holds, not its weights alone.
         or_complete: take all that a file holds if its weights alone cannot be stored, but the complete object can, as
             tensors that torch has quantized.
@@ -128,6 +146,7 @@ def open_checkpoint(
             refuses.
     """
     if path.is_dir():
+        _require_no_patterns(path, patterns)
         if keys:
             raise ConfigError(f"--key is for the dicts in one file, and {path} is a folder; give the file in it")
         complete = complete and not weights_only
@@ -136,20 +155,27 @@ def open_checkpoint(
     if keep or skip:
         raise ConfigError(f"--keep and --skip are for the files of a folder, and {path} is none; drop them")
     form = format_of(path)
+    if form in ("onnx", "index"):
+        _require_no_patterns(path, patterns)
     if form == "onnx":
         return _of_onnx(path, keys, weights_only)
     if form == "index" and not keys:
         complete = complete and not weights_only
         return _of_folder(path, read_index(path, complete=complete, skip_objects=weights_only), complete)
     sources = files_of(path)
-    if complete and not weights_only and not keys:
+    if complete and not weights_only and not keys and not patterns:
         content, left, notes = read_checkpoint(path)
         checkpoint = Checkpoint(path, content, sources, sources, is_object=True, is_whole=not left)
         checkpoint.dropped, checkpoint.notes = left, notes
     else:
-        choice = read_weights(path, keys=keys, skip_objects=weights_only)
+        choice = read_weights(path, keys=keys, patterns=patterns, skip_objects=weights_only)
         problems = [name for name, tensor in choice.state.items() if isinstance(tensor, Tensor) and problem_of(tensor)]
-        if problems and or_complete and not weights_only and not keys and taken_apart(read_checkpoint(path).content):
+        if (
+            problems
+            and or_complete
+            and not (weights_only or keys or patterns)
+            and taken_apart(read_checkpoint(path).content)
+        ):
             checkpoint = open_checkpoint(path, complete=True)
             why = f"{problems[0]!r} is {problem_of(choice.state[problems[0]])}, and is stored as it is"
             checkpoint.notes = (*checkpoint.notes, f"nothing is quantized, and all of the file is kept: {why}")
@@ -160,6 +186,14 @@ def open_checkpoint(
     if header := headers_of(sources):
         checkpoint.metadata = {"headers": {"": header}}
     return checkpoint
+
+
+def _require_no_patterns(path: Path, patterns: NamePatterns) -> None:
+    if patterns:
+        raise ConfigError(
+            f"--include and --exclude are for the tensors of one file, and {path} is a complete model; drop them, or "
+            "give a file of its weights"
+        )
 
 
 def _of_onnx(path: Path, keys: Sequence[str], weights_only: bool) -> Checkpoint:

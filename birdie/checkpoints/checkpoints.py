@@ -12,6 +12,7 @@ The first bytes of a file tell its format, whatever its name. Which dict of nest
 """
 
 import io
+import json
 import os
 import pickle
 import pickletools
@@ -19,7 +20,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import accumulate
@@ -34,6 +35,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.checkpoints.layouts import Choice, choose
 from birdie.checkpoints.limits import require_names
+from birdie.checkpoints.name_patterns import ALL, NamePatterns
 from birdie.checkpoints.numpy_values import opener_of
 from birdie.checkpoints.onnx_file import read_onnx
 from birdie.checkpoints.unpacking import COMPRESSORS
@@ -103,11 +105,18 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return read_weights(path).state
 
 
-def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False) -> Choice:
+def read_weights(
+    path: str | os.PathLike[str],
+    *,
+    keys: Sequence[str] = (),
+    patterns: NamePatterns = ALL,
+    skip_objects: bool = False,
+) -> Choice:
     """Read the tensors of a checkpoint, by name, and list what else it holds.
 
     Args:
         keys: key paths of the dicts of tensors that are meant, "model.ema", as in `birdie.checkpoints.layouts.choose`.
+        patterns: names of the tensors to take.
         skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
     """
     path = Path(path)
@@ -118,7 +127,7 @@ def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip
         choice, left, notes = Choice(joined.state), joined.left, joined.notes
     else:
         content, left, notes = read_by_index(read_object_or_tensors(path, skip_objects), path)
-        choice = choose(content, path, keys)
+        choice = choose(content, path, keys, patterns)
     return replace(
         choice,
         state=without_prefixes(choice.state),
@@ -250,6 +259,33 @@ def read_header(file: Path) -> dict[str, str]:
         raise WeightsError(
             f"{file} is not a complete safetensors file ({_first_line(error)}); copy it again"
         ) from error
+
+
+def safetensors_header(tensors: Mapping[str, Any], about: Mapping[str, str], form: str) -> bytes:
+    """Return the beginning of a .safetensors file, as birdie and the library write it: length, JSON, spaces.
+
+    Args:
+        tensors: name → dtype, shape and offsets.
+        about: metadata.
+        form: "format" in it, "pt" for torch; "" for none.
+    """
+    metadata = {**about, "format": form} if form else {**about}
+    fields = {"__metadata__": metadata, **tensors} if metadata else tensors
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def format_in_usual_header(file: Path) -> str | None:
+    """Return "format" in the header of a .safetensors file, "" without one; None if birdie writes another header."""
+    with file.open("rb") as opened:
+        data = _header_bytes(opened)
+    fields = json.loads(data)
+    about = fields.pop("__metadata__", {})
+    form = str(about.pop("format", ""))
+    tensors = dict(sorted(fields.items(), key=lambda item: item[1]["data_offsets"]))
+    is_same = safetensors_header(tensors, dict(sorted(about.items())), form)[8:] == data
+    return form if is_same and MARK not in about.items() else None
 
 
 def _require_content(path: Path) -> None:

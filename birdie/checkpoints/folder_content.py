@@ -2,7 +2,7 @@
 
     files of weights ──► tensors; names of those in a folder of their own follow its name
     small files      ──► kept as they are, with the index of shards
-    metadata         ──► weights, shards, trees, keys, beside, headers, from which the folder is written again
+    metadata         ──► weights, shards, trees, keys, beside, headers, exact, from which the folder is written again
 
 Shards of safetensors come back as shards. What torch.save wrote comes back under its name, with all that it holds, if
 the copy is complete; else its weights do, with plain values beside them, and of the files that libraries know as
@@ -19,7 +19,13 @@ from torch import Tensor
 
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoint_facts import copies
-from birdie.checkpoints.checkpoints import format_of, headers_of, read_object, read_object_or_tensors
+from birdie.checkpoints.checkpoints import (
+    format_in_usual_header,
+    format_of,
+    headers_of,
+    read_object,
+    read_object_or_tensors,
+)
 from birdie.checkpoints.folder_scan import SMALL, TORCH, FileGroup, component_of, group_of, left_for_size, scan
 from birdie.checkpoints.layouts import Choice, choose
 from birdie.checkpoints.weight_shards import join, own_file
@@ -87,7 +93,7 @@ def read_folder(
         else:
             parts[name], groups[name] = part_of_file, FileGroup(name.rpartition("/")[0], path.name, (path,))
     for part, read in parts.items():
-        _add(content, part, groups[part], read, folder, groups)
+        _add(content, part, groups[part], read, folder, groups, complete)
     content.files = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in content.kept}
     return content
 
@@ -107,7 +113,15 @@ def _of_copies(folder: Path, one: Path, two: Path) -> str:
 def read_index(index: Path, *, complete: bool, skip_objects: bool) -> FolderContent:
     """Read the shards that an index names, as `read_folder` reads them in their folder."""
     content, group = FolderContent(), group_of(index)
-    _add(content, "", group, _read_group(group, index.parent, complete, skip_objects), index.parent, {"": group})
+    _add(
+        content,
+        "",
+        group,
+        _read_group(group, index.parent, complete, skip_objects),
+        index.parent,
+        {"": group},
+        complete,
+    )
     content.files = {path.name: path.read_bytes() for path in content.kept}
     return content
 
@@ -215,7 +229,13 @@ def _files(group: FileGroup, root: Path) -> list[str]:
 
 
 def _add(
-    content: FolderContent, part: str, group: FileGroup, read: _FolderPart, root: Path, groups: Mapping[str, FileGroup]
+    content: FolderContent,
+    part: str,
+    group: FileGroup,
+    read: _FolderPart,
+    root: Path,
+    groups: Mapping[str, FileGroup],
+    complete: bool,
 ) -> None:
     """Add the tensors of a component, and what brings its files back."""
     content.sources += group.files
@@ -237,6 +257,7 @@ def _add(
     choices = list(read.choices.values())
     about["keys"] = list(choices[0].at) if len(choices) == 1 else []
     about["trees"] = read.trees
+    exact = _same_format(content, group) if complete else None
     about["beside"] = read.beside
     files, of_torch = _files(group, root), format_of(group.files[0]) != "safetensors"
     is_several = len(files) > 1 or group.index is not None
@@ -255,3 +276,18 @@ def _add(
     for field_, value in about.items():
         if value:
             content.metadata.setdefault(field_, {})[part] = value
+    if exact is not None:
+        content.metadata.setdefault("exact", {})[part] = exact
+
+
+def _same_format(content: FolderContent, group: FileGroup) -> str | None:
+    """Return "format" in the headers of files that lossless tensors give to the byte; None, with a note, if not."""
+    if format_of(group.files[0]) != "safetensors":
+        return None
+    formats = {path.name: format_in_usual_header(path) for path in group.files}
+    first = next(iter(formats.values()))
+    others = [name for name, form in formats.items() if form is None or form != first]
+    if others:
+        content.notes.append(f"comes back with the same tensors and another header: {', '.join(others)}")
+        return None
+    return first

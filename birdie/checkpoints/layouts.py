@@ -9,7 +9,7 @@ A key path that ends in a dot, "state_dict.model.", stands for the names of a di
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from birdie.checkpoints import int8_export
+from birdie.checkpoints.name_patterns import ALL, NamePatterns
 from birdie.checkpoints.nested import has_stand_ins, is_optimizer, items, memories, tensor_bytes
 from birdie.checkpoints.network_copies import are_copies, copies_inside, is_average, pairs
 from birdie.checkpoints.pytree import tensors_in
@@ -56,7 +57,7 @@ class _Pick:
         return _dotted((*self.at, self.beginning) if self.beginning else self.at)
 
 
-def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
+def choose(content: Any, path: Path, wanted: Sequence[str] = (), patterns: NamePatterns = ALL) -> Choice:
     """Return the weights of an object that torch.save wrote.
 
     Args:
@@ -64,12 +65,13 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. A path that ends
             in a dot, "model.ema.", stands for the names that begin so; alone, it gives the rest of the names. None: the
             usual layouts are understood.
+        patterns: names of the tensors to take, without the prefixes of wrappers.
     """
     if isinstance(content, Mapping) and content.get("__quant_format__") == int8_export.FORMAT:
         for group in ("quantized", "scales", "passthrough"):
             if isinstance(content.get(group), Mapping):
                 named_tensors(content[group])
-        return Choice(int8_export.dequantize(content))
+        return _by_name(Choice(int8_export.dequantize(content)), path, patterns)
     leaves = dict(_leaves(content))
     numbered = dict(_leaves(content, numbered=True))
     named = {keys: tensors for keys, tensors in numbered.items() if _rank(tensors) > 1} | leaves
@@ -82,10 +84,11 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         leaves = named if wanted else numbered | leaves
     picks = [_resolve(content, key, leaves, path) for key in wanted] if wanted else _usual(leaves, path)
     picks = list(dict.fromkeys(picks))
-    state = _joined(content, leaves, picks, path)
+    choice = _by_name(Choice(_joined(content, leaves, picks, path)), path, patterns)
+    state = choice.state
     dropped, others, matrices = _beside(content, state, leaves, named, picks)
     taken = tuple(pick.name for pick in picks if pick.name)
-    if not wanted and matrices and _rank(state) < 2:
+    if not wanted and not patterns and matrices and _rank(state) < 2:
         keyed = next((key for key in others if key in matrices), None)
         raise WeightsError(
             f"{path} has its matrices in {', '.join(matrices[:_LISTED])}, and {' and '.join(taken) or 'the dict'} that "
@@ -96,7 +99,15 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         )
     at = picks[0].at if len(picks) == 1 and not picks[0].beginning else ()
     at = at if all(isinstance(key, str) for key in at) else ()
-    return Choice(state, taken, others, dropped, at, tuple(_notes(state, picks, others)))
+    return Choice(state, taken, others, dropped, at, (*_notes(state, picks, others), *choice.notes))
+
+
+def _by_name(choice: Choice, path: Path, patterns: NamePatterns) -> Choice:
+    """Return the tensors whose names match, with a note on the others."""
+    if not patterns:
+        return choice
+    state, note = patterns.chosen(without_prefixes(choice.state), path)
+    return replace(choice, state=state, notes=(note,))
 
 
 def _joined(
@@ -336,7 +347,7 @@ def _beside(
         leaves: keys to each dict of tensors.
     """
     taken = {pick.at for pick in picks}
-    parts = {pick.at for pick in picks if pick.beginning}
+    parts = [(pick.at, pick.beginning) for pick in picks if pick.beginning]
     seen, stored = memories(state), set(map(id, state.values()))
     dropped: dict[str, int] = {}
     others: dict[str, int] = {}
@@ -352,9 +363,9 @@ def _beside(
             if keys in on_the_way or (inside and keys in named):
                 waiting.append((keys, item, inside or keys in taken))
                 continue
-            if (
-                at in parts and isinstance(item, Tensor) and isinstance(key, str) and "." in key
-            ):  # one of the names that a prefix leaves out
+            beginnings = tuple(beginning for path, beginning in parts if path == at)
+            is_named = isinstance(item, Tensor) and isinstance(key, str) and "." in key
+            if beginnings and is_named and not key.startswith(beginnings):  # the prefix leaves it out
                 keys = (*at, f"{key.partition('.')[0]}.")
                 others[_dotted(keys)] = others.get(_dotted(keys), 0) + tensor_bytes(item)
             arrays = memories(item) - seen

@@ -67,8 +67,9 @@ def command(
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
-    restores it. All other settings, --key and --weights-only keep the state dict; the rest is listed as dropped. Sizes
-    before and after are of what is kept. The last line names the dict of tensors that was taken, and the others.
+    restores it. All other settings, --key, --include, --exclude and --weights-only keep the state dict; the rest is
+    listed as dropped. Sizes before and after are of what is kept. The last line names the dict of tensors that was
+    taken, and the others.
 
     An ONNX file is kept complete, with its external data: its graph and its integers to the byte, and its weights by
     the settings. `birdie decompress -o MODEL.onnx` gives a model of the same graph, and after --lossless the very file.
@@ -87,13 +88,14 @@ def command(
     if flags.is_chain or _is_series(checkpoint, flags):
         _compress_run(checkpoint, flags)
         return
-    from birdie.checkpoints import open_checkpoint
+    from birdie.checkpoints import NamePatterns, open_checkpoint
 
     source = open_checkpoint(
         checkpoint,
         keys=flags.key or (),
         keep=flags.keep or (),
         skip=flags.skip or (),
+        patterns=NamePatterns(flags.include or (), flags.exclude or ()),
         complete=flags.lossless,
         or_complete=not flags.is_lossy,
         weights_only=flags.weights_only,
@@ -246,14 +248,21 @@ def _show(source: "Checkpoint", written: _Written, lossless: bool) -> None:
     input_bytes, file_bytes = source.input_bytes, source.file_bytes
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
-        print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
+        print_line(f"input: {source.size_text}")
     show_left_out(source)
     if note is not None:
         print_line(note)
     for line in summary.notes:
         print_line(line)
-    change = _change(input_bytes, summary.bytes, lossless)
-    print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
+    if source.kept_bytes and not lossless:  # a tokenizer must not make weights look smaller
+        weights, coded = input_bytes - source.kept_bytes, summary.bytes - summary.file_bytes
+        print_line(f"weights: {size(weights)} → {size(coded)} ({_change(weights, coded, lossless)})")
+        same = f", {len(summary.base_files)} of {len(summary.files)} are in the base" if summary.base_files else ""
+        print_line(f"kept files: {size(source.kept_bytes)} → {size(summary.file_bytes)}{same}")
+        print_line(f"{size(input_bytes)} → {size(summary.bytes)}: {summary.path}")
+    else:
+        change = _change(input_bytes, summary.bytes, lossless)
+        print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
     print_line(f"effort {summary.effort}: {_loading(summary)}")
     if any(tensor.scheme == "delta" for tensor in summary.tensors):
         print_line(_differences(summary))

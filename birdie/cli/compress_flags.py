@@ -40,7 +40,9 @@ AT_LEAST = Parameter(help="Search for the smallest file whose metric is at least
 FOLDER = Parameter(help="Keeps what the metric measured; the same command goes on there after a stop.")
 _LOSSY = ("budget", "bits", "quality", "scheme", "calibration", "tune", "metric")
 _CHAIN = Excludes(
-    "full_every", (*_LOSSY, "base", "weights_only", "key", "keep", "dry_run"), "stores checkpoints of a run losslessly"
+    "full_every",
+    (*_LOSSY, "base", "weights_only", "key", "include", "exclude", "keep", "dry_run"),
+    "stores checkpoints of a run losslessly",
 )
 RULES: tuple[Rule, ...] = (
     Needs("model", ("own_data", "metric"), "builds the module to calibrate or measure"),
@@ -129,6 +131,18 @@ class CompressFlags(SaveOptions):
             "state_dict.model.; repeatable: several become one file, with their keys as prefixes. Default: the usual "
             "layouts are understood.",
         ),
+    ] = None
+    include: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="Pattern of names of tensors to take, and no others: 'encoder.*'. Names are those in the .birdie "
+            "file. Repeatable, as --exclude.",
+        ),
+    ] = None
+    exclude: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="Pattern of names of tensors to leave out: '*.num_batches_tracked'."),
     ] = None
     keep: Annotated[
         list[str] | None,

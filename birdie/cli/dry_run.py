@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from birdie.cli.account import show_left_out, show_taken
-from birdie.cli.console import plain, print_json, print_line, print_table, seconds, size
+from birdie.cli.console import plain, print_json, print_line, print_table, seconds
 
 if TYPE_CHECKING:
     from birdie.checkpoints import Checkpoint
@@ -47,7 +47,7 @@ def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: boo
         table.add_row(plain(name), f"{expected.bytes:,}", bits, error, ratio, near, seconds(expected.seconds))
     print_table(table)
     show_left_out(source)
-    print_line(f"input: {size(source.input_bytes)}, {meant.weights:,} weights: {source.path}")
+    print_line(f"input: {source.path}: {source.size_text}; {meant.weights:,} weights")
     if not all(expected.fits for expected in rows.values()):
         print_line(
             "a budget that cannot be met has the bytes of the smallest file without calibration; one reaches less"

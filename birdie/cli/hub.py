@@ -27,15 +27,19 @@ def command(
     public: Annotated[bool, Parameter(negative=(), help="Let everybody read a repository that is created.")] = False,
     revision: Annotated[str | None, Parameter(help="Branch, tag or commit to pull.")] = None,
     base_model: Annotated[
-        str | None, Parameter(help="USER/NAME of the model that a file of deltas needs, for the card.")
+        str | None,
+        Parameter(
+            help="USER/NAME of the model that this one was made of, for the card. Default: from the configuration."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Write a folder for the Hugging Face Hub, push it there, or pull one.
 
     A birdie folder has model.birdie, the configuration and tokenizer that `birdie compress FOLDER` kept, and a model
-    card. `birdie.from_pretrained` loads it from disk or from the Hub, and so does transformers after
-    `birdie.hub.register()`. push takes a .birdie file, a birdie folder, or any other, as `birdie submit` writes them.
+    card: a table of bytes, and what the README of the model says, its license for example. `birdie.from_pretrained`
+    loads it from disk or from the Hub, and so does transformers after `birdie.hub.register()`. push takes a .birdie
+    file, a birdie folder, or any other, as `birdie submit` writes them.
     Log in with `hf auth login` first; repositories are created private.
     """
     if base_model is not None and (action == "pull" or (action == "push" and names and Path(names[0]).is_dir())):

@@ -64,7 +64,7 @@ def command(
     train_gpt.py`. A scoring script: `python score_gpt.py model.birdie`, with the same variables of data.
 
     The pair is export(state, budget, path) and load(path); the budget is for code and model together. The decoder is
-    load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone. In
+    load and load_object, or `python decode.py MODEL.birdie -o OUT.pt`. Both need numpy, numba and torch alone. In
     JavaScript the decoder is decode(ArrayBuffer), and toOnnx(ArrayBuffer) for onnxruntime-web; in C what birdie.h says;
     these need nothing.
     """
@@ -99,16 +99,17 @@ def command(
         log(f"without python-minifier the file is larger than necessary; {install_line('submit')}")
     if json:
         answer = {"path": str(output), "kind": kind, "language": language, "bytes": len(data)}
-        answer |= {"left": CAP_BYTES - len(data)}
+        answer |= {} if kind == "decoder" else {"left": CAP_BYTES - len(data)}
         modules = {path: len(source.encode()) for path, source in sorted(packed.sources.items())}
         answer |= {"minified": packed.minified, "requirements": list(packed.requirements), "modules": modules}
         print_json(answer)
         return
     print_line(f"{size(len(data))}: {output}")
-    print_line(f"left for the weights: {size(CAP_BYTES - len(data))} of {size(CAP_BYTES)}")
+    if kind != "decoder":  # which no byte cap of the challenge counts
+        print_line(f"left for the weights: {size(CAP_BYTES - len(data))} of {size(CAP_BYTES)}")
     print_line("it needs: " + (str(requirements) if requirements else ", ".join(packed.requirements)))
     if kind == "decoder":
-        print_line(f"use it: python {output} MODEL.birdie OUT.pt, or import load and load_object from it")
+        print_line(f"use it: python {output} MODEL.birdie -o OUT.pt, or import load and load_object from it")
     elif kind == "pair":
         advice = "paste it below any `from __future__` import"
         print_line(advice if paste else f"use it: from {output.stem} import export, load")

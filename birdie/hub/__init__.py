@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from birdie.hub.data_calibration import calibrate_on_images as calibrate_on_images
     from birdie.hub.data_calibration import calibrate_on_text as calibrate_on_text
     from birdie.hub.folder import write_birdie_folder as write_birdie_folder
+    from birdie.hub.generation import TextModel as TextModel
+    from birdie.hub.generation import keeps_configuration as keeps_configuration
     from birdie.hub.library_loading import is_of_library as is_of_library
     from birdie.hub.library_loading import require_transformers_folder as require_transformers_folder
     from birdie.hub.made_up import calibrate_without_data as calibrate_without_data

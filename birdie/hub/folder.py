@@ -3,7 +3,7 @@
 model.birdie         the weights, and once more all files below
 config.json, …       the files that the .birdie file keeps; config.json with a quantization_config
 model.safetensors    empty: transformers looks for it before it asks the quantizer (birdie.hub.quantizer)
-README.md            the model card: bytes, bits, delta from the float model, how to load it
+README.md            the model card (birdie.hub.model_card)
 
 A file of deltas needs its base, for which transformers has no argument: config.json stays as it was, and nothing
 stands in for weights.
@@ -12,22 +12,23 @@ stands in for weights.
 import json
 import re
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from birdie.artifact import kept_files
 from birdie.artifact.container import Reader
 from birdie.artifact.inspection import inspect
 from birdie.artifact.summary import Summary
 from birdie.checkpoints.folder_scan import PIPELINE
-from birdie.errors import ArtifactError, ConfigError
-from birdie.hub.pretrained import WEIGHTS
+from birdie.errors import ArtifactError, BirdieError, ConfigError
+from birdie.hub.model_card import CARD, card
+from birdie.hub.pipelines import task_of
+from birdie.hub.pretrained import WEIGHTS, transformers_class
 from birdie.system.files import Hidden, atomic_folder, log_hidden
-from birdie.system.names import in_markdown
 from birdie.system.outputs import Source
 from birdie.system.parsing import parse_object
 
-CARD = "README.md"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _EMPTY = b'{"__metadata__":{"format":"pt"}}'
 
@@ -46,26 +47,28 @@ def write_birdie_folder(
         file: of `birdie compress FOLDER`, which keeps the configuration.
         target: a folder that does not exist or is empty; it appears complete or not at all.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
-        base_model: repository, "USER/NAME", of the model to which a file of deltas is one; for the card.
+        base_model: repository, "USER/NAME", of the model that this one was made of, and to which a file of deltas is
+            one; for the card. Default: the one that its configuration names.
         hidden: called with the names of hidden files, which are not written into a folder that has content.
 
     Raises:
         ArtifactError: the file is missing or damaged.
-        ConfigError: it keeps no configuration, or holds no deltas to the model of a repository.
+        ConfigError: it keeps no configuration, or a card that names another origin.
         OutputError: the folder cannot be written.
     """
     summary = inspect(file)
-    if base_model is not None and summary.base is None:
-        raise ConfigError(f"{file} holds no deltas to another model; drop the base {base_model}")
     if base_model is not None and not _REPOSITORY.fullmatch(base_model):
         raise ConfigError(f"the base {base_model!r} is not a repository; write USER/NAME")
     with Reader(file) as reader:
         files = kept_files.read(reader)
-    if not files:
+    if not summary.files:
         raise ConfigError(
             f"{file} keeps no configuration, which a folder needs; compress the model's Hugging Face folder instead of "
             "its weights alone"
         )
+    readme = files.get(CARD, b"").decode(errors="replace")
+    task = "" if "pipeline_tag:" in readme else _task(Path(file))
+    text = card(summary, readme, base_model=base_model, origin=_origin(files), task=task)
     with atomic_folder(target, overwrite=overwrite, inputs=[file], hidden=hidden) as folder:
         kept_files.write(files, folder)
         shutil.copyfile(file, folder / WEIGHTS)
@@ -73,7 +76,7 @@ def write_birdie_folder(
             (folder / "config.json").write_text(_config(files["config.json"], summary), encoding="utf-8")
             empty = _EMPTY + b" " * (-len(_EMPTY) % 8)
             (folder / "model.safetensors").write_bytes(len(empty).to_bytes(8, "little") + empty)
-        (folder / CARD).write_text(card(summary, base_model), encoding="utf-8")
+        (folder / CARD).write_text(text, encoding="utf-8")
     return summary
 
 
@@ -91,56 +94,19 @@ def _config(content: bytes, summary: Summary) -> str:
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
-def card(summary: Summary, base_model: str | None = None) -> str:
-    """Return the model card of a file, in Markdown with the Hub's front matter; `base_model` as for the folder."""
-    schemes: dict[str, int] = {}
-    for tensor in summary.tensors:
-        schemes[tensor.scheme] = schemes.get(tensor.scheme, 0) + tensor.bytes
-    rows = [
-        ("bytes", f"{summary.bytes:,}"),
-        ("weights", f"{summary.weights:,}"),
-        ("bits per weight, everything included", f"{summary.bits_per_weight:.3f}"),
-        *_settings(summary),
-        *([] if summary.base is None else [("stored as deltas to", in_markdown(summary.base))]),
-        *(
-            (f"bytes as {in_markdown(scheme).strip('`')}", f"{size:,}")
-            for scheme, size in sorted(schemes.items(), key=lambda item: -item[1])
-            if size
-        ),
-        ("bytes of configuration and tokenizer", f"{summary.file_bytes:,}"),
-    ]
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    base, option = ("", "") if summary.base is None else (', base="PATH"', " --base PATH")
-    others = f"`birdie decompress {WEIGHTS}{option} -o FOLDER` writes an ordinary one"
-    if summary.base is None:
-        others = f"transformers loads this folder as well, after `birdie.hub.register()`; {others}."
-    else:
-        at = "" if base_model is None else f", [{base_model}](https://huggingface.co/{base_model})"
-        others = f"PATH is that of the model {in_markdown(summary.base)}{at}, with which it was made. {others}."
-    return f"""---
-library_name: birdie
-tags: [birdie, compressed]
-{"" if base_model is None else f"base_model: {base_model}{chr(10)}"}---
-
-# {in_markdown(Path(summary.path).stem).strip("`")}
-
-A model compressed by birdie into one file, `{WEIGHTS}`: entropy-coded, checksummed, without pickle.
-
-| | |
-|---|--:|
-{table}
-
-```python
-import birdie
-
-model = birdie.from_pretrained("PATH_OR_REPOSITORY"{base})  # or a path to {WEIGHTS}
-```
-
-{others}
-"""
+def _origin(files: Mapping[str, bytes]) -> str | None:
+    """Return the repository of the model that an adapter or a fine-tune is of, if its configuration names one."""
+    for name, key in (("adapter_config.json", "base_model_name_or_path"), ("config.json", "_name_or_path")):
+        with suppress(ValueError):
+            origin = parse_object(files.get(name, b"{}")).get(key)
+            if isinstance(origin, str) and _REPOSITORY.fullmatch(origin):
+                return origin
+    return None
 
 
-def _settings(summary: Summary) -> list[tuple[str, Any]]:
-    error = summary.metadata.get("error")
-    known = [("difference from the float model on held-out inputs", f"{error:.4g}")] if isinstance(error, float) else []
-    return known + ([("byte budget", f"{summary.budget:,}")] if summary.budget else [])
+def _task(file: Path) -> str:
+    """Return the task of a model of transformers; "" if that is not installed, or has none for its class."""
+    with suppress(BirdieError, ImportError):
+        kind = transformers_class(file)
+        return task_of(kind, kind.config_class)
+    return ""

@@ -95,7 +95,7 @@ def load_weights(
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """Turn off the progress bar of transformers: birdie shows its own, which it would break up."""
     progress = import_module("transformers.utils.logging")
     enabled = progress.is_progress_bar_enabled()
@@ -121,7 +121,7 @@ def load_part(
         noun: what it loads, for the error message.
     """
     try:
-        with _no_progress_bar():
+        with no_progress_bar():
             if library == "transformers":
                 options["trust_remote_code"] = False
             return getattr(import_module(library), kind).from_pretrained(folder, local_files_only=True, **options)

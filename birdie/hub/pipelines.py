@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from birdie.artifact import kept_files
+from birdie.artifact.folders import files
 from birdie.errors import ConfigError
 from birdie.hub.pretrained import from_pretrained, local_file
 from birdie.hub.untrusted import clean_folder
@@ -22,7 +23,9 @@ _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "voc
 _PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 
 
-def tokenizer(path: Source, *, revision: str | None = None, max_bytes: int | None = None, **options: Any) -> Any:
+def tokenizer(
+    path: Source, *, base: Any = None, revision: str | None = None, max_bytes: int | None = None, **options: Any
+) -> Any:
     """Return the tokenizer that a .birdie file of a Hugging Face folder keeps.
 
         model, words = birdie.from_pretrained("model.birdie"), birdie.tokenizer("model.birdie")
@@ -31,6 +34,7 @@ def tokenizer(path: Source, *, revision: str | None = None, max_bytes: int | Non
 
     Args:
         path: a .birdie file, a folder with model.birdie, or the name of a repository on the Hub, "user/name".
+        base: of a file of deltas, the folder or .birdie file that it was made with.
         revision: of the repository.
         max_bytes: most bytes of the kept files.
         options: passed to `AutoTokenizer.from_pretrained` of transformers.
@@ -39,7 +43,7 @@ def tokenizer(path: Source, *, revision: str | None = None, max_bytes: int | Non
         ArtifactError: the file is missing or damaged.
         ConfigError: it keeps no tokenizer, or transformers is not installed or cannot load it.
     """
-    with _kept(path, revision, max_bytes) as (file, folder):
+    with _kept(path, base, revision, max_bytes) as (file, folder):
         return _tokenizer(file, folder, options)
 
 
@@ -48,6 +52,7 @@ def pipeline(
     task: str | None = None,
     *,
     lazy: bool = False,
+    base: Any = None,
     revision: str | None = None,
     max_bytes: int | None = None,
     **options: Any,
@@ -60,16 +65,16 @@ def pipeline(
     Args:
         path: as for `tokenizer`.
         task: "text-generation", "image-classification", …; None: the one of the model's class.
-        lazy, revision, max_bytes: as for `birdie.from_pretrained`.
+        lazy, base, revision, max_bytes: as for `birdie.from_pretrained`.
         options: passed to `transformers.pipeline`.
 
     Raises:
         ArtifactError: the file is missing or damaged.
         ConfigError: the model's class does not tell the task, or the file lacks what the pipeline needs.
     """
-    with _kept(path, revision, max_bytes) as (file, folder):
+    with _kept(path, base, revision, max_bytes) as (file, folder):
         transformers = import_module("transformers")
-        model = from_pretrained(file, lazy=lazy, max_bytes=max_bytes)
+        model = from_pretrained(file, lazy=lazy, base=base, max_bytes=max_bytes)
         if not isinstance(model, transformers.PreTrainedModel):
             raise ConfigError(f"{file} is no model of transformers; build a pipeline of its own library")
         parts: dict[str, Any] = {}
@@ -78,41 +83,39 @@ def pipeline(
         if _has(folder, _PROCESSOR):
             parts |= _processors(transformers, file, folder)
         try:
-            return transformers.pipeline(task or task_of(model), model=model, **{**parts, **options})
-        except ConfigError:
-            raise
+            return transformers.pipeline(
+                task or task_of(type(model), type(model.config)), model=model, **{**parts, **options}
+            )
         except Exception as error:  # whatever the library raises
-            raise ConfigError(f"transformers makes no pipeline of {file} ({_reason(error)})") from error
+            raise ConfigError(f"transformers makes no pipeline of {file} ({reason_in_line(error)})") from error
 
 
-def task_of(model: Any) -> str:
-    """Return the task of the pipeline that transformers has for the class of a model.
+def task_of(kind: type, config: type) -> str:
+    """Return the task of the pipeline that transformers has for a class of models with a class of configurations.
 
     Raises:
         ConfigError: there is none.
     """
     for task, parts in import_module("transformers.pipelines").SUPPORTED_TASKS.items():
         for auto in parts.get("pt", ()):
-            kinds = auto._model_mapping.get(type(model.config), ())  # values() imports every model of the library
-            if type(model) in (kinds if isinstance(kinds, tuple) else (kinds,)):
+            kinds = auto._model_mapping.get(config, ())  # values() imports every model of the library
+            if kind in (kinds if isinstance(kinds, tuple) else (kinds,)):
                 return str(task)
-    raise ConfigError(
-        f"transformers has no pipeline for {type(model).__name__} alone; name the task: pipeline(path, task)"
-    )
+    raise ConfigError(f"transformers has no pipeline for {kind.__name__} alone; name the task: pipeline(path, task)")
 
 
 @contextmanager
-def _kept(path: Source, revision: str | None, max_bytes: int | None) -> Iterator[tuple[Path, Path]]:
+def _kept(path: Source, base: Any, revision: str | None, max_bytes: int | None) -> Iterator[tuple[Path, Path]]:
     """Yield the local file and a temporary folder with the files that it keeps."""
     file = local_file(path, revision)
     if find_spec("transformers") is None:
         raise ConfigError(
             "tokenizers and pipelines are those of transformers, which is not installed; pip install transformers"
         )
-    files = kept_files.files(file, max_bytes=max_bytes)
+    kept = files(file, base=base, max_bytes=max_bytes)
     with tempfile.TemporaryDirectory(prefix="birdie-") as name:
         folder = Path(name)
-        kept_files.write(files, folder)
+        kept_files.write(kept, folder)
         clean_folder(folder)
         yield file, folder
 
@@ -129,7 +132,7 @@ def _tokenizer(file: Path, folder: Path, options: dict[str, Any]) -> Any:
             folder, **{"trust_remote_code": False, "local_files_only": True} | options
         )
     except Exception as error:  # whatever the library raises
-        raise ConfigError(f"transformers cannot load the tokenizer kept in {file} ({_reason(error)})") from error
+        raise ConfigError(f"transformers cannot load the tokenizer kept in {file} ({reason_in_line(error)})") from error
 
 
 def _processors(transformers: Any, file: Path, folder: Path) -> dict[str, Any]:
@@ -137,7 +140,7 @@ def _processors(transformers: Any, file: Path, folder: Path) -> dict[str, Any]:
     try:
         processor = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever the library raises
-        raise ConfigError(f"transformers cannot load the processor kept in {file} ({_reason(error)})") from error
+        raise ConfigError(f"transformers cannot load the processor kept in {file} ({reason_in_line(error)})") from error
     if isinstance(processor, transformers.ProcessorMixin):
         names = ("tokenizer", "image_processor", "feature_extractor")
         return {"processor": processor} | {name: getattr(processor, name) for name in names if hasattr(processor, name)}
@@ -146,5 +149,6 @@ def _processors(transformers: Any, file: Path, folder: Path) -> dict[str, Any]:
     return {"image_processor": processor}
 
 
-def _reason(error: Exception) -> str:
+def reason_in_line(error: Exception) -> str:
+    """Return one line about an error of a library."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -24,7 +24,7 @@ from torch import nn
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import DELTA, Reader
-from birdie.artifact.folders import SHARD, write_folder
+from birdie.artifact.folders import SHARD, files, write_folder
 from birdie.artifact.loading import load
 from birdie.artifact.options import Limits
 from birdie.checkpoints.folder_scan import PIPELINE
@@ -71,23 +71,12 @@ def from_pretrained(
         ConfigError: it keeps no configuration, or its library is not installed or does not know the model.
     """
     file = local_file(path, revision)
-    with Reader(file) as reader:
-        differs = DELTA in reader.kinds and not file_metadata.is_inside(reader.fields)
-        listed = kept_files.listed(reader.fields, reader.where)
-        text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
-    try:
-        parsed = dict(json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"config.json kept in {file} is not a JSON object; compress the folder again") from error
-    config = harmless(parsed)
-    library = _library(listed, config, file)
+    differs = _differs(file)
+    if differs and lazy:
+        raise ConfigError(f"{file} holds deltas to another checkpoint; lazy loading is not for them, leave lazy out")
+    config, library = _described(file, base, max_bytes)
     if lazy and library != "transformers":
         raise ConfigError(f"lazy loading is for models of transformers, and {file} is of {library}; leave lazy out")
-    if differs and (base is None or lazy):
-        reason = "lazy loading is not for them, leave lazy out" if lazy else "give that as base=…"
-        raise ConfigError(f"{file} holds deltas to another checkpoint; {reason}")
-    if find_spec(library) is None:
-        raise ConfigError(f"{file} is a model of {library}, which is not installed; pip install {library}")
     if lazy:
         return _lazy(file, config, device, dtype, max_bytes, schemes)
     with ExitStack() as stack:
@@ -111,6 +100,43 @@ def from_pretrained(
     if device is not None or dtype is not None:
         model = model.to(*(one for one in (device, dtype) if one is not None))
     return model
+
+
+def _differs(file: Path) -> bool:
+    """Return whether a file needs a base, for its tensors or its kept files."""
+    with Reader(file) as reader:
+        theirs = kept_files.in_base(reader.fields, reader.where)
+        return bool(theirs) or (DELTA in reader.kinds and not file_metadata.is_inside(reader.fields))
+
+
+def _described(file: Path, base: Any, max_bytes: int | None) -> tuple[dict[str, Any], str]:
+    """Return the configuration of the model in a file, and its library, which is installed."""
+    differs = _differs(file)
+    if differs and base is None:
+        raise ConfigError(f"{file} holds deltas to another checkpoint; give that as base=… (--base)")
+    kept = files(file, base=base if differs else None, max_bytes=max_bytes)
+    try:
+        parsed = dict(json.loads(kept.get("config.json", b"{}")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"config.json kept in {file} is not a JSON object; compress the folder again") from error
+    config = harmless(parsed)
+    library = _library(kept, config, file)
+    if find_spec(library) is None:
+        raise ConfigError(f"{file} is a model of {library}, which is not installed; pip install {library}")
+    return config, library
+
+
+def transformers_class(path: Source, *, base: Any = None, max_bytes: int | None = None) -> Any:
+    """Return the class of the model of transformers in a file, before it is decoded; arguments as of `from_pretrained`.
+
+    Raises:
+        ConfigError: it is of another library.
+    """
+    file = local_file(path)
+    config, library = _described(file, base, max_bytes)
+    if library != "transformers":
+        raise ConfigError(f"{file} is a model of {library}, and this is for those of transformers")
+    return _transformers_class(config)
 
 
 def local_file(path: Source, revision: str | None = None) -> Path:

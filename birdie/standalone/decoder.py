@@ -58,9 +58,9 @@ def load_object(source: Source | bytes, max_bytes: int | None = None, max_operat
 
 
 def main() -> None:
-    """Run `python decode.py MODEL.birdie OUT.pt`; exit with status 1 and one line if that fails."""
+    """Run `python decode.py MODEL.birdie -o OUT.pt`; exit with status 1 and one line if that fails."""
     try:
-        source, target = sys.argv[1:]
+        source, target = (value for value in sys.argv[1:] if value not in ("-o", "--output"))
         torch.save(load_object(source), target)
     except (ValueError, OSError, RuntimeError) as error:  # ValueError: ArtifactError, or arguments other than two
-        sys.exit(f"usage: decode.py MODEL.birdie OUT.pt ({type(error).__name__}: {error.__cause__ or error})")
+        sys.exit(f"usage: decode.py MODEL.birdie -o OUT.pt ({type(error).__name__}: {error.__cause__ or error})")

@@ -130,6 +130,8 @@ def test_bits_are_a_budget_per_weight(tmp_path: Path) -> None:
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.birdie"
+    with pytest.raises(BudgetError, match=r"0\.01 bits per weight .* bits per weight"):
+        birdie.save(small_model(), path, bits=0.01)
     with pytest.raises(BudgetError, match="cannot be met"):
         birdie.save(small_model(), path, budget=100)
     with pytest.raises(WeightsError, match=r"'blocks\.0\.w' holds 1 NaN"):
@@ -282,7 +284,7 @@ def test_summary_and_metadata(tmp_path: Path) -> None:
     assert read.metadata == about
     answer = json.loads(json.dumps(read.to_json()))
     facts = ["path", "bytes", "budget", "weights", "bits_per_weight", "effort", "load_seconds"]
-    assert list(answer) == [*facts, "tensors", "files", "base", "not_kept"]
+    assert list(answer) == [*facts, "tensors", "files", "base", "base_files", "not_kept"]
     assert answer["bytes"] == (tmp_path / "x.birdie").stat().st_size
     assert list(answer["tensors"][0]) == ["name", "shape", "dtype", "scheme", "bytes"]
 

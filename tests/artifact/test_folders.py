@@ -528,3 +528,37 @@ def test_names_that_two_folders_share_are_refused(tmp_path: Path) -> None:
     save(B, tmp_path / "a" / "model.safetensors")
     with pytest.raises(WeightsError, match="rename one of them"):
         open_checkpoint(tmp_path)
+
+
+def test_a_lossless_folder_comes_back_to_the_byte(tmp_path: Path) -> None:
+    folder, back = tmp_path / "model", tmp_path / "back"
+    sharded(folder)
+    wide = {"y": torch.ones(4), "x.10": torch.ones(2).half(), "x.9": torch.ones(3, dtype=torch.int64)}
+    (folder / "vae").mkdir()
+    save_file(wide, folder / "vae" / "diffusion_pytorch_model.safetensors", {"format": "pt"})
+    data = b'{ "z": {"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'  # a space that birdie does not write
+    (folder / "vae" / "other.safetensors").write_bytes(len(data).to_bytes(8, "little") + data + bytes(4))
+    write_checkpoint(open_checkpoint(folder, complete=True), tmp_path / "x.birdie", SaveOptions(lossless=True))
+    for _ in range(2):  # the second time the files are those that are written there
+        write_folder(tmp_path / "x.birdie", back)
+        names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        assert names == sorted(path.relative_to(back) for path in back.rglob("*") if path.is_file())
+        others = [str(name) for name in names if (folder / name).read_bytes() != (back / name).read_bytes()]
+        assert others == ["vae/other.safetensors"]
+    assert any("other.safetensors" in note for note in open_checkpoint(folder, complete=True).notes)
+    save_file({"a.weight": tensors(1)["a.weight"]}, back / "model-00001-of-00003.safetensors")
+    with pytest.raises(OutputError, match="has content"):
+        write_folder(tmp_path / "x.birdie", back)
+
+
+def test_kept_files_are_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sharded(tmp_path / "model")
+    (tmp_path / "model" / "vocab.txt").write_text("word " * 5000)
+    source = open_checkpoint(tmp_path / "model")
+    weights = sum(tensor.nbytes for tensor in tensors().values())
+    assert source.input_bytes - source.kept_bytes == weights
+    assert f"{weights:,} B of weights and {source.kept_bytes:,} B of 5 kept files, in a folder" in source.size_text
+    assert run("compress", tmp_path / "model", "-o", tmp_path / "x.birdie", "--scheme", "int4") == 0
+    summary = birdie.inspect(tmp_path / "x.birdie")
+    after = summary.bytes - summary.file_bytes
+    assert f"weights: {weights:,} B → {after:,} B ({weights / after:.2f}× smaller)" in capsys.readouterr().out

@@ -95,3 +95,52 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
         with pytest.raises(ArtifactError, match="--max-size"):
             kept_files.read(reader, 1 << 19)
         assert len(kept_files.read(reader)["a"]) == 1 << 20
+
+
+def test_files_of_the_base_are_stored_once(tmp_path: Path) -> None:
+    base, tuned = tmp_path / "base.birdie", tmp_path / "tuned.birdie"
+    write_model(state(), base, SaveOptions(lossless=True), files=FILES)
+    new = {**FILES, "LICENSE": b"other", "README.md": b"new"}
+    options = SaveOptions(lossless=True, base=base)
+    summary = write_model({"w": state()["w"] + 1e-4}, tuned, options, files=new)
+    assert read(tuned) == {"LICENSE": b"other", "README.md": b"new"}
+    assert set(summary.base_files) == {"config.json", "tokenizer/vocab.json"}
+    assert summary.files == {name: len(content) for name, content in new.items()}
+    assert birdie.files(tuned, base=base) == new
+    birdie.load(tuned, base=state())  # tensors need tensors alone
+    write_model(state(), tmp_path / "other.birdie", SaveOptions(lossless=True), files=FILES | {"config.json": b"{}"})
+    for wrong in (None, state(), tmp_path / "other.birdie"):
+        with pytest.raises(ArtifactError, match="base"):
+            birdie.files(tuned, base=wrong)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"files": 1},
+        {"files": {"LICENSE": 5}},  # kept, too
+        {"files": {"../x": 1}},
+        {"files": {"b": 1, "a": 1}},
+        {"files": {"a": -1}},
+        {"files": {"a": 1 << 49}},
+        {"files": {"a/b": 1, "a": 1}},
+        {"files": {f"{number:05}": 0 for number in range(kept_files.MOST_FILES + 1)}},
+    ],
+    ids=lambda about: str(about)[:40],
+)
+def test_a_damaged_list_of_files_of_the_base_is_refused(about: Any) -> None:
+    files = {"LICENSE": b"other"}
+    text = json.dumps({"files": kept_files.sizes_of(files), "base": about}).encode()
+    data = container.to_bytes([kept_files.entry_of(files)], text)
+    with pytest.raises(ArtifactError, match="damaged"):
+        birdie.files(data)
+    with pytest.raises(ArtifactError, match="damaged"):
+        birdie.inspect(data)
+
+
+@pytest.mark.parametrize("digest", [None, 5, "0" * 64])
+def test_a_digest_of_files_that_lies_is_refused(digest: Any, tmp_path: Path) -> None:
+    write_model(state(), tmp_path / "base.birdie", files={"a": b"x"})
+    data = container.to_bytes([], json.dumps({"base": {"files": {"a": 1}, "sha256": digest}}).encode())
+    with pytest.raises(ArtifactError, match="base"):
+        birdie.files(data, base=tmp_path / "base.birdie")

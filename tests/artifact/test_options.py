@@ -116,6 +116,8 @@ def test_every_pair_of_flags_works_or_is_refused_by_name(tmp_path: Path, capsys:
         "full_every": "3",
         "weights_only": "",
         "key": "0.",
+        "include": "*weight",
+        "exclude": "*bias",
         "keep": "*.txt",
         "skip": "*.bin",
         "calibrate": "none",

@@ -70,10 +70,9 @@ def test_the_card_of_a_fine_tune_names_its_base(hub: Hub, tmp_path: Path, capsys
     card = hub.repositories["user/tuned"]["README.md"].decode()
     assert card.startswith("---\nlibrary_name: birdie\ntags: [birdie, compressed]\nbase_model: user/base\n---\n")
     assert "[user/base](https://huggingface.co/user/base)" in card
-    plain, folder = model(tmp_path / "small.birdie"), tmp_path / "folder"
-    write_birdie_folder(plain, folder)
+    folder = tmp_path / "folder"
+    write_birdie_folder(model(tmp_path / "small.birdie"), folder)
     for source, name, message in (
-        (plain, "user/base", "holds no deltas"),
         (file, "base\nx: y", "write USER/NAME"),
         (folder, "user/base", "becomes a folder; drop it"),
     ):

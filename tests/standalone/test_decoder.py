@@ -213,8 +213,17 @@ def test_the_decoder_is_imported_again_whatever_its_cache_holds(tmp_path: Path) 
     assert run("-c", BY_PATH) == expected
     for index, path in enumerate(cache):
         path.write_bytes([b"", b"x" * 50, path.read_bytes()[:-7]][index % 3])
-    run("decode.py", "model.birdie", "out.pt")
+    run("decode.py", "model.birdie", "-o", "out.pt")
     assert same_bits(torch.load(tmp_path / "out.pt")["w"], state["w"])
+
+
+def test_the_script_takes_its_output_with_or_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    birdie.save({"w": torch.arange(400.0).reshape(20, 20)}, tmp_path / "model.birdie", lossless=True)
+    for flags in ([], ["-o"], ["--output"]):
+        monkeypatch.setattr(sys, "argv", ["decode.py", str(tmp_path / "model.birdie"), *flags, str(tmp_path / "o.pt")])
+        decoder.main()
+        assert torch.load(tmp_path / "o.pt")["w"][19, 19] == 399
+        (tmp_path / "o.pt").unlink()
 
 
 def test_the_script_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def _jobs(assignment: Assignment, encoder: Encoder, known: CalibrationResult | N
 def _search(jobs: Jobs, target: Target, encoder: Encoder, calibration: CalibrationResult | None) -> Fit:
     budget = target.in_bytes(jobs.assignment.weights)
     if budget is not None:
-        return fit_budget(jobs, encoder, budget)
+        return fit_budget(jobs, encoder, budget, bits=target.bits)
     if target.quality is not None and calibration is not None:
         return fit_quality(jobs, encoder, target.quality, calibration.divergence)
     return Fit(jobs.state(encoder.encode(jobs.settled, 0.0)), 0, None)

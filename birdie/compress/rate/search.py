@@ -74,7 +74,9 @@ class Fit:
     control: "Control | None" = None  # comparison with what is assumed, after a calibration
 
 
-def fit_budget(jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None = None) -> Fit:
+def fit_budget(
+    jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None = None, bits: float | None = None
+) -> Fit:
     """Choose the exponent so that the file lands just under `budget` bytes; lossless if that fits.
 
     A search by estimated sizes on some of the weights yields the first proposal, so that the model is coded about
@@ -84,10 +86,11 @@ def fit_budget(jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None
         encoder: of the file; codes the model about four times, at most `ROUNDS` + 2.
         budget: bytes the file may have.
         start: exponent to begin with, if the model is known not to fit losslessly.
+        bits: bits per weight that the budget stands for, for the error message.
     """
     if budget <= 0:
         raise ConfigError(f"budget {budget} is not a positive number of bytes")
-    search = _Search(jobs, encoder, budget, encoder.code(jobs.settled))
+    search = _Search(jobs, encoder, budget, encoder.code(jobs.settled), bits)
     if start is not None:
         return search.run(start)
     near = search.draft(_FEWEST, _FEWEST_ROWS).lossless().bytes <= NEAR * budget
@@ -173,8 +176,10 @@ def fit_quality(
 class _Search:
     """One search for a budget: the bracket, the best fit so far, and the correction of the size model."""
 
-    def __init__(self, jobs: Jobs, encoder: Encoder, budget: int, settled: Mapping[str, Coded]) -> None:
-        self.jobs, self.encoder, self.budget = jobs, encoder, budget
+    def __init__(
+        self, jobs: Jobs, encoder: Encoder, budget: int, settled: Mapping[str, Coded], bits: float | None = None
+    ) -> None:
+        self.jobs, self.encoder, self.budget, self.bits = jobs, encoder, budget, bits
         self.settled, self.searched, self.weights = settled, jobs.searched, jobs.weights
         self.tolerance = max(TINY, budget // TOLERANCE)
         self.is_draft = False
@@ -275,12 +280,21 @@ class _Search:
             return self.jobs.coarsest
         return (over + under) / 2
 
+    def _unmet(self) -> str:
+        if self.bits is None:
+            return f"budget {self.budget:,} bytes cannot be met"
+        return f"{self.bits:g} bits per weight ({self.budget:,} bytes) cannot be met"
+
+    def _size(self, size: int) -> str:
+        per_weight = "" if self.bits is None else f" ({8 * size / self.jobs.assignment.weights:.3g} bits per weight)"
+        return f"{size:,} bytes{per_weight}"
+
     def _coarsest(self) -> Fit:
         fit = self.at(self.jobs.coarsest)
         if fit.bytes > self.budget:
             raise BudgetError(
-                f"budget {self.budget:,} bytes cannot be met: the smallest file takes {fit.bytes:,} bytes, with "
-                "the coarsest scales possible; allow a few more than that"
+                f"{self._unmet()}: the smallest file takes {self._size(fit.bytes)}, with the coarsest scales possible; "
+                "allow a few more than that"
             )
         return fit
 
@@ -288,8 +302,8 @@ class _Search:
         fit = replace(self.at(0.0), sigma=None)
         if fit.bytes > self.budget:
             raise BudgetError(
-                f"budget {self.budget:,} bytes cannot be met: no tensor is left to coarsen and they take "
-                f"{fit.bytes:,} bytes; allow more, or remove rules"
+                f"{self._unmet()}: no tensor is left to coarsen and they take {self._size(fit.bytes)}; allow more, or "
+                "remove rules"
             )
         return fit
 

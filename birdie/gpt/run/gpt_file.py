@@ -24,7 +24,8 @@ def require_gpt(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...
     """
     if metadata.get("model") != "gpt":
         raise ArtifactError(
-            f"{path} does not hold a birdie GPT; only artifacts of `birdie train` can be scored or sampled"
+            f"{path} does not hold a birdie GPT, as `birdie train` writes them; of a Hugging Face model compress the "
+            "folder with its configuration, to sample from it"
         )
     try:
         recipe, _ = recipe_of(metadata)
