@@ -3,6 +3,8 @@
 With `--json` stdout carries exactly one JSON object, also after an error, and everything else goes to stderr.
 """
 
+import atexit
+import gc
 import json
 import math
 import os
@@ -186,6 +188,7 @@ def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
 def leave(code: int) -> NoReturn:
     """End the process with an exit code of `exit_code_of`."""
     if code <= 128 and not _is_rank():
+        atexit.register(gc.freeze)  # else Python looks for garbage among all that torch made, to free what ends anyway
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

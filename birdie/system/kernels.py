@@ -27,6 +27,7 @@ from typing import Any
 import numba
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -64,7 +65,8 @@ class KernelCache(FunctionCache):
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the compiled kernel for a signature, or None."""
         try:
-            return super().load_overload(signature, context)  # type: ignore[no-untyped-call]
+            rtsys.initialize(context)
+            return self._load_overload(signature, context)  # type: ignore[no-untyped-call]
         except Exception:  # whatever unpickling of a damaged or outdated file raises
             with suppress(OSError):
                 self.flush()  # type: ignore[no-untyped-call]
