@@ -65,6 +65,8 @@ class KernelCache(FunctionCache):
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the compiled kernel for a signature, or None."""
         try:
+            # Numba's method refreshes `context` first: types and functions to compile with, and scipy's BLAS, take a
+            # third of the time of torch's import. What was compiled needs only the symbols of numba's runtime.
             rtsys.initialize(context)
             return self._load_overload(signature, context)  # type: ignore[no-untyped-call]
         except Exception:  # whatever unpickling of a damaged or outdated file raises

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -65,6 +66,15 @@ def test_damage_and_a_change_of_any_module_beside_the_source_cost_a_compilation(
     assert [came_from_disk(monkeypatch) for _ in range(2)] == [False, True]
     os.utime(folder / "called.py", (0, 0))
     assert came_from_disk(monkeypatch)  # images of containers round times
+
+
+def test_a_kernel_from_disk_loads_without_what_numba_compiles_with(folder: Path) -> None:
+    """Which takes as long as a third of torch's import, and imports scipy."""
+    program = "import sys, probe; assert probe.double(21) == 42; print('numba.np.arraymath' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "NUMBA_CACHE_DIR": str(folder / "cache")}
+    for loaded in ("True", "False"):
+        process = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=True)
+        assert process.stdout.decode().strip() == loaded
 
 
 def test_a_kernel_calls_kernels_of_its_own_folder_only() -> None:

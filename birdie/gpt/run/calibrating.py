@@ -148,10 +148,11 @@ class OnImages(_OnFolder):
     @staticmethod
     def suits(request: Request) -> bool:
         """Return whether the source is a folder with images that is no run."""
+        if request.source is None:
+            return False
         from birdie.gpt.run.recipe_loading import recipe_file
 
-        source = request.source
-        return source is not None and not recipe_file(source).is_file() and bool(hub.images_in(source))
+        return not recipe_file(request.source).is_file() and bool(hub.images_in(request.source))
 
     def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:
         """Return the result."""
