@@ -1,8 +1,9 @@
 """The package as people install it: complete archives, and a wheel that works where nothing can be written.
 
-The wheel is installed without network into an environment of its own, where of the packages of the running one only
-those are that it requires: it fails where a requirement is missing. At night the README's Python runs there in an empty folder, on a file system that is read-only: a process
-that writes anywhere but into its working folder gets an error of the operating system.
+The wheel is installed without network into an environment of its own that has, of the packages of the running one,
+those alone that it requires: it fails where a requirement is missing. At night the README's Python runs there in an
+empty folder, on a file system that is read-only: a process that writes anywhere but into its working folder gets an
+error of the operating system.
 """
 
 import email

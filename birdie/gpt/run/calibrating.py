@@ -254,8 +254,8 @@ class OnOwnModel(Calibrator):
             self.note = f"calibrated on at most {compress.MOST_ROWS:,} rows of {code.data}, the first"
         else:
             raise ConfigError(
-                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(compress.SUFFIXES)}); write a "
-                "function that returns batches"
+                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(compress.SUFFIXES)}); "
+                "write a function that returns batches"
             )
 
     @staticmethod
