@@ -16,7 +16,7 @@ import birdie  # noqa: E402
 from birdie.artifact.onnx_export import write_onnx  # noqa: E402
 from birdie.checkpoints.onnx_file import OnnxModel, read_onnx  # noqa: E402
 from birdie.errors import ArtifactError, BirdieError, ConfigError, WeightsError  # noqa: E402
-from birdie.system.provenance import installation
+from birdie.system.provenance import installation  # noqa: E402
 from tests.onnx import zoo  # noqa: E402
 
 FORMS = [(name, external) for name in zoo.MODELS for external in (False, True)]
