@@ -14,7 +14,6 @@ from pathlib import Path
 
 from birdie.errors import ConfigError
 from birdie.standalone import PAGE_PROGRAM, PROGRAM
-from birdie.system.provenance import installation
 
 SOURCES = PROGRAM.parents[1] / "c"
 UNITS = "wasm.c", "lzma2.c"  # the first includes birdie.c
@@ -44,7 +43,7 @@ def build(target: Path, *options: str) -> None:
         ConfigError: the compiler is not installed, or it refuses the sources.
     """
     if not is_installed():
-        raise ConfigError(f"the compiler is not installed; {installation('wasm')}")
+        raise ConfigError("the compiler is not installed; pip install 'birdie-compress[wasm]'")
     command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, *options, "-o", str(target.resolve()), *UNITS]
     done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -10,7 +10,6 @@ from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.standalone import C_DECODER, PACKAGE, SCRIPT
 from birdie.system import files, outputs
-from birdie.system.provenance import installation
 
 GROUP = "Train"
 
@@ -96,7 +95,7 @@ def command(
     if requirements is not None:
         files.write_bytes(requirements, "".join(f"{line}\n" for line in packed.requirements).encode())
     if not packed.minified:
-        log(f"without python-minifier the file is larger than necessary; {installation('submit')}")
+        log("without python-minifier the file is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
         answer = {"path": str(output), "kind": kind, "language": language, "bytes": len(data)}
         answer |= {"left": CAP_BYTES - len(data)}

@@ -30,7 +30,6 @@ from birdie.golf.audit.rules import CAP_BYTES
 from birdie.gpt.run.recipe_loading import FLAT, configuration
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab.run_ledger import RECIPE, RunRecord, find_runs
-from birdie.system.provenance import installation
 
 if TYPE_CHECKING:
     from birdie.golf.submission import Submission
@@ -149,7 +148,7 @@ def command(
             notify=log,
         )
     if not done.minified:
-        log(f"without python-minifier the script is larger than necessary; {installation('submit')}")
+        log("without python-minifier the script is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
         print_json(_json(done) | {"left": left})
         return

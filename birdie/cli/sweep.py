@@ -11,7 +11,6 @@ from rich.table import Table
 
 from birdie.cli.console import Json, log, plain, print_json, print_line, print_table, progress_bar
 from birdie.errors import ConfigError
-from birdie.system.provenance import installation
 
 if TYPE_CHECKING:
     from birdie.lab.sweeping import SweepRun, TrialResult
@@ -44,7 +43,7 @@ def command(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
-        raise ConfigError(f"optuna is not installed; {installation('lab')}") from error
+        raise ConfigError("optuna is not installed; pip install 'birdie-compress[lab]'") from error
     sweep = read_sweep(file, trials)
     run = SweepRun(sweep, folder or Path("sweeps") / file.stem, storage, log)
     if not show:

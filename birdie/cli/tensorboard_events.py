@@ -5,7 +5,6 @@ from pathlib import Path
 from birdie.errors import ConfigError
 from birdie.gpt.run.events import Event, Validated
 from birdie.gpt.train.loop import Step
-from birdie.system.provenance import installation
 
 
 class Board:
@@ -19,7 +18,9 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError(f"tensorboard is not installed; {installation('lab')}, or leave the flag out") from error
+            raise ConfigError(
+                "tensorboard is not installed; pip install 'birdie-compress[lab]', or leave the flag out"
+            ) from error
         self._writer = SummaryWriter(folder)
 
     def record(self, event: Event) -> None:

@@ -30,7 +30,6 @@ from birdie.gpt.score.accumulator import Score
 from birdie.standalone import PACKAGE
 from birdie.system.distributed import run_on_main
 from birdie.system.files import write_bytes
-from birdie.system.provenance import installation
 
 UNPACKED_BYTES = 2**32
 """Most bytes that the int8+zlib export may unpack to: far more than any model in this challenge has."""
@@ -70,7 +69,7 @@ def log_code(log: Log, recipe: Recipe) -> int:
         return 0
     packed = pack("train", recipe)
     if not packed.minified:
-        log.note(f"python-minifier is not installed, so the code is larger; {installation('submit')}")
+        log.note("python-minifier is not installed, so the code is larger; pip install 'birdie-compress[submit]'")
     log.sources([Path(sys.argv[0]), *(PACKAGE.parent / name for name in sorted(packed.sources))])
     return len(packed.script)
 

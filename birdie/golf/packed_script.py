@@ -335,7 +335,7 @@ def _minifies() -> bool:
 
 
 def _short(source: str) -> str:
-    """Return shorter source text, if python-minifier is installed (extra `submit`)."""
+    """Return shorter source text, if python-minifier is installed: `pip install 'birdie-compress[submit]'`."""
     if not _minifies():
         return source
     from python_minifier import RemoveAnnotationsOptions, minify

@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import Any
 
 from birdie.errors import ConfigError
-from birdie.system.provenance import installation
 
 
 def imported(name: str) -> Any:
@@ -12,4 +11,4 @@ def imported(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{name} is not installed; {installation('onnx')}") from error
+        raise ConfigError(f"{name} is not installed; pip install 'birdie-compress[onnx]'") from error

@@ -7,7 +7,6 @@ from typing import Any
 from birdie.errors import ConfigError
 from birdie.system.files import write_bytes
 from birdie.system.outputs import Kind, Source, require_output
-from birdie.system.provenance import installation
 
 _IMAGE = Kind("an image", rb"\x89PNG|%PDF|<\?xml|<svg|\xff\xd8|%!PS")
 
@@ -21,7 +20,9 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError(f"a plot needs matplotlib, which is not installed; {installation('lab')}") from error
+        raise ConfigError(
+            "a plot needs matplotlib, which is not installed; pip install 'birdie-compress[lab]'"
+        ) from error
     return Figure((width, height), layout="constrained")
 
 

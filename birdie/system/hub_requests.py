@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
-from birdie.system.provenance import installation
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 _WRAPPERS = {"LocalEntryNotFoundError", "IncompleteSnapshotError", "ValueError"}  # errors about the library's cache
@@ -32,7 +31,7 @@ def library() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ConfigError(f"the Hub needs huggingface_hub: {installation('hub')}") from error
+        raise ConfigError("the Hub needs huggingface_hub: pip install 'birdie-compress[hub]'") from error
     return huggingface_hub
 
 

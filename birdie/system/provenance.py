@@ -1,6 +1,5 @@
 """Origin of a result: versions, machine, commit, and the seconds that its start took, for logs and artifacts."""
 
-import json
 import platform
 import subprocess
 import time
@@ -10,14 +9,11 @@ from functools import cache
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from birdie.system.platform import process_seconds
 
 __version__ = "0.1.0"
 """Version of birdie; pyproject.toml reads it from this line."""
-DISTRIBUTION = "birdie-compress"
 PACKAGES = ("torch", "numpy", "numba")
 
 
@@ -30,18 +26,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             by_package[package] = "not installed"
     return by_package
-
-
-def installation(extra: str) -> str:
-    """Return the command that installs an extra, from where birdie came: a checkout, a wheel, or an index."""
-    try:
-        origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")  # PEP 610
-    except (metadata.PackageNotFoundError, ValueError):
-        origin = {}
-    url = origin.get("url", "")
-    if origin.get("dir_info", {}).get("editable"):
-        return f"pip install --editable '{url2pathname(urlsplit(url).path)}[{extra}]'"
-    return f"pip install '{DISTRIBUTION}[{extra}]{url and f' @ {url}'}'"
 
 
 @cache

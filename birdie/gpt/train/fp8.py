@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError
 from birdie.gpt.train.settings import FP8_MULTIPLE
 from birdie.system.callbacks import Notify
-from birdie.system.provenance import installation
 
 CAPABILITY = (8, 9)
 
@@ -51,7 +50,9 @@ def train_in_fp8(module: nn.Module, notify: Notify, **config: Any) -> None:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
             from torchao.float8.float8_linear import Float8Linear
     except ImportError as error:
-        raise ConfigError(f"training in fp8 needs torchao; {installation('gpu')}, or turn fp8 off") from error
+        raise ConfigError(
+            "training in fp8 needs torchao; pip install 'birdie-compress[gpu]', or turn fp8 off"
+        ) from error
 
     class TrainedInFloat8(Float8Linear):  # type: ignore[misc]
         """A layer whose evaluation is that of the float weights."""

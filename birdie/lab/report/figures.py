@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.errors import ConfigError
-from birdie.system.provenance import installation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,7 +123,7 @@ def _axes(x_label: str, y_label: str, height: float = _SIZE[1]) -> tuple[Any, "A
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError(f"matplotlib is not installed; {installation('lab')}") from error
+        raise ConfigError("matplotlib is not installed; pip install 'birdie-compress[lab]'") from error
     figure = Figure((_SIZE[0], height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(x_label, color=_INK, fontsize=9)

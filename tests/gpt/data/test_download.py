@@ -20,7 +20,6 @@ from birdie.gpt.data.download import DownloadedDataset, Source, download
 from birdie.gpt.data.preparation import PreparedDataset, prepare
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.data.tokenizer import load_tokenizer
-from birdie.system.provenance import installation
 from tests.gpt.data.random_text import random_lines
 from tests.hub.server import Fault, Hub, running, send, status
 
@@ -311,5 +310,5 @@ def test_without_the_library_the_command_says_what_to_install(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     code, answer, _ = run_command(capsys, "hub", "-o", data)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    assert installation("hub") in answer["error"]["message"]
+    assert "pip install 'birdie-compress[hub]'" in answer["error"]["message"]
     assert not data.exists()
