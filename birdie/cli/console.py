@@ -248,19 +248,6 @@ def log_file(path: Path) -> Iterator[None]:
         _log_files.remove(path)
 
 
-@contextmanager
-def compiling_notice() -> Iterator[None]:
-    """Print one line on stderr, on rank 0, if the body of the context has to compile kernels."""
-    from birdie.system.kernels import on_compiling  # imported late: numba would slow down `birdie --help`
-
-    def notify() -> None:
-        if os.environ.get("RANK", "0") == "0":
-            log("Compiling the coder's kernels: this takes some seconds, the first time only.")
-
-    with on_compiling(notify):
-        yield
-
-
 def print_json(answer: Mapping[str, Any]) -> None:
     """Print the one JSON object of a `--json` run; NaN and infinity, which JSON lacks, become null."""
     sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")  # ASCII only: safe in every encoding

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, compiling_notice, log, print_json, print_line
+from birdie.cli.console import Json, log, print_json, print_line
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.system.figures import image_path
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 GROUP = "Compress"
 
 
-@compiling_notice()
 def command(
     checkpoint: Path,
     /,

@@ -6,13 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, compiling_notice, print_json
+from birdie.cli.console import Json, print_json
 from birdie.errors import ConfigError
 
 GROUP = "Evaluate"
 
 
-@compiling_notice()
 def command(
     file: Path,
     /,

@@ -16,7 +16,6 @@ from rich.table import Table
 from birdie.artifact import Summary
 from birdie.cli.console import (
     Json,
-    compiling_notice,
     log,
     log_file,
     new_app,
@@ -95,7 +94,6 @@ def configuration_of(
     return sources(without_none(settings.to_dict()), preset, origins)
 
 
-@compiling_notice()
 def command(
     recipe_file: Annotated[
         str | None,

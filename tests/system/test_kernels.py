@@ -6,13 +6,15 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import numba
 import pytest
+from numba.core import event
 from numba.core.dispatcher import Dispatcher
 
 from birdie.system import kernels
-from birdie.system.kernels import njit, on_compiling
+from birdie.system.kernels import KernelCache, njit
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("entropy", "compress", "compress/schemes", "compress/spectral", "compress/trellis", "score")
@@ -100,15 +102,20 @@ def test_no_module_uses_njit_of_numba_directly() -> None:
     assert not direct
 
 
-def test_a_compilation_is_announced_once_and_only_when_it_happens() -> None:
-    @numba.njit
-    def doubled(value):  # type: ignore[no-untyped-def]
-        return value + value
-
-    messages: list[str] = []
-    with on_compiling(lambda: messages.append("compiling")):
-        assert (doubled(1), doubled(1.5)) == (2, 3.0)  # two kernels, one message
-    assert messages == ["compiling"]
-    with on_compiling(lambda: messages.append("again")):
-        assert doubled(4) == 8
-    assert messages == ["compiling"]
+@pytest.mark.parametrize(
+    ("rank", "kept", "said"), [("0", True, "cache"), ("0", False, "NUMBA_CACHE_DIR"), ("1", True, "")]
+)
+def test_the_first_compilation_is_logged_by_the_first_rank(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, folder: Path, rank: str, kept: bool, said: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    if not kept:
+        monkeypatch.setattr(KernelCache, "__init__", Mock(side_effect=RuntimeError))
+    with event.install_listener("numba:compile", kernels._Compilations()):
+        assert numba.njit(lambda value: value)(1) == 1  # somebody else's
+        assert not caplog.messages
+        assert not came_from_disk(monkeypatch)
+        kernel = importlib.import_module("probe").double
+        assert kernel(1.5) == 3.0  # compiled again, for floats
+    assert [said in message for message in caplog.messages] == [True] * bool(said)
+    assert str(folder) in caplog.text or not kept or not said
