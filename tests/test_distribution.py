@@ -158,9 +158,10 @@ def environment(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
 
 def kept_kernels(modules: Path) -> Path:
     """Return the folder where numba keeps the kernels of the modules in a folder."""
-    if not numba.config.CACHE_DIR:
+    folder = vars(numba.config)["CACHE_DIR"]
+    if not folder:
         return modules / "__pycache__"
-    return Path(numba.config.CACHE_DIR, _CacheLocator.get_suitable_cache_subpath(str(modules / "module.py")))
+    return Path(folder, _CacheLocator.get_suitable_cache_subpath(str(modules / "module.py")))
 
 
 def readme_code() -> str:

@@ -213,7 +213,7 @@ UNRELATED = {
     *("torch._dynamo", "torch._inductor", "transformers", "huggingface_hub", "onnx", "onnxruntime", "matplotlib"),
     *("birdie.gpt.model", "birdie.gpt.train", "birdie.hub.made_up", "birdie.onnx.onnx_calibration"),
 }
-"""What the compression of a file of weights has no use for."""
+"""Modules that the compression of a file of weights has no use for."""
 USAGE_ERRORS = (
     ["trian"],
     ["train", "--folders", "runs/first"],

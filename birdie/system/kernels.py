@@ -29,7 +29,7 @@ from typing import Any
 import numba
 from numba.core import event
 from numba.core.caching import FunctionCache
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -1,4 +1,4 @@
-"""The demonstration."""
+"""The demonstration is a run like any other."""
 
 import json
 from dataclasses import replace

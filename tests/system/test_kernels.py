@@ -70,7 +70,7 @@ def test_damage_and_a_change_of_any_module_beside_the_source_cost_a_compilation(
 
 
 def test_a_kernel_from_disk_loads_without_what_numba_compiles_with(folder: Path) -> None:
-    """Which takes as long as a third of torch's import, and imports scipy."""
+    """Numba takes as long as a third of the import of torch to get ready to compile, and imports scipy."""
     program = "import sys, probe; assert probe.double(21) == 42; print('numba.np.arraymath' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "NUMBA_CACHE_DIR": str(folder / "cache")}
     for loaded in ("True", "False"):
