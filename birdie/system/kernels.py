@@ -103,7 +103,7 @@ class _Compilations(event.Listener):
             self.is_logged = True
             folder = _folders[function]
             logging.getLogger("birdie").warning(
-                "compiling kernels: some seconds to half a minute of one core, %s",
+                "compiling kernels that are not compiled yet: some seconds to half a minute of one core, %s",
                 "in every process, as no folder can be written to keep them; name one in NUMBA_CACHE_DIR"
                 if folder is None
                 else f"once, as they are kept in {folder}",
