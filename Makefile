@@ -13,7 +13,7 @@ test fast nightly: export OPENBLAS_NUM_THREADS = 1  # every core runs a test pro
 test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels  # not in the checkout
 test lint: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/mypy  # as are the types of libraries
 
-.PHONY: demo test fast nightly lint docs browser wasm rivals crowd clean
+.PHONY: demo test fast nightly lint wheel docs browser wasm rivals crowd clean
 
 demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file, write its page
 	$(BIN)/birdie demo
@@ -30,6 +30,11 @@ nightly: .venv/installed  ## the long tests, mostly entire benchmarks, which `ma
 
 lint: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check --lint
+
+wheel: .venv/installed  ## the wheel and the sdist, in dist/; nothing is fetched
+	@rm -rf build/lib build/bdist.*  # else the wheel also has modules that were deleted since
+	@$(BIN)/python -c 'from setuptools import build_meta as build; quiet = {"--global-option": "--quiet"}; \
+		print(*("dist/" + make("dist", quiet) for make in (build.build_sdist, build.build_wheel)), sep="\n")'
 
 docs: .venv/installed runs/demo/run/model.birdie  ## the documentation as a site, in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

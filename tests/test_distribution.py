@@ -1,33 +1,39 @@
 """The package as people install it: complete archives, and a wheel that works where nothing can be written.
 
-The wheel is installed without network into an environment of its own, which borrows the third-party packages of the
-running one. At night the README's Python runs there in an empty folder, on a file system that is read-only: a process
-that writes anywhere but into its working folder gets an error of the operating system.
+The wheel is installed without network into an environment of its own that has, of the packages of the running one,
+those alone that it requires: it fails where a requirement is missing. At night the README's Python runs there in an
+empty folder, on a file system that is read-only: a process that writes anywhere but into its working folder gets an
+error of the operating system.
 """
 
 import email
+import email.message
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from shutil import copy2, copytree, ignore_patterns
 
+import numba
 import pytest
 import torch
+from numba.core.caching import _CacheLocator
+from packaging.requirements import Requirement
 
 import birdie
 from tests.artifact.states import small_model
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("birdie", "recipes", "tests")  # tests, too: they must be left out
-FILES = ("LICENSE", "MANIFEST.in", "README.md", "constraints.txt", "pyproject.toml")
+FILES = ("LICENSE", "MANIFEST.in", "Makefile", "README.md", "constraints.txt", "pyproject.toml")
 WITHOUT_FOLDERS = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
 
 READ_ONLY = '''
@@ -72,22 +78,15 @@ def run(command: list[str | Path], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it."""
+    """The sdist and the wheel of `make wheel`, in a copy of the checkout."""
     folder = tmp_path_factory.mktemp("distribution")
-    source, output = folder / "source", folder / "dist"
-    output.mkdir()
     for name in SOURCES:
-        copytree(ROOT / name, source / name, ignore=ignore_patterns("__pycache__"))
+        copytree(ROOT / name, folder / name, ignore=ignore_patterns("__pycache__"))
     for name in FILES:
-        copy2(ROOT / name, source)
-    build = f"from setuptools import build_meta; build_meta.build_sdist({str(output)!r})"
-    run([sys.executable, "-c", build], source)
-    (sdist,) = output.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    build = f"from setuptools import build_meta; build_meta.build_wheel({str(output)!r})"
-    run([sys.executable, "-c", build], folder / sdist.name.removesuffix(".tar.gz"))
-    (wheel,) = output.glob("*.whl")
+        copy2(ROOT / name, folder)
+    run(["make", "--old-file=.venv/installed", f"BIN={Path(sys.executable).parent}", "wheel"], folder)
+    (sdist,) = folder.glob("dist/*.tar.gz")
+    (wheel,) = folder.glob("dist/*.whl")
     return sdist, wheel
 
 
@@ -101,30 +100,68 @@ def test_archives_have_the_package_and_no_tests(archives: tuple[Path, Path]) -> 
     recipes = {path.name for path in (ROOT / "recipes").glob("*.toml")}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        about = email.message_from_bytes(archive.read(f"{stem}.dist-info/METADATA"))
         commands = archive.read(f"{stem}.dist-info/entry_points.txt").decode()
     assert modules | {"birdie/py.typed", f"{stem}.dist-info/licenses/LICENSE"} <= names
     assert {f"{stem}.data/data/share/birdie/recipes/{name}" for name in recipes} <= names
     assert {name.split("/")[0] for name in names} == {"birdie", f"{stem}.data", f"{stem}.dist-info"}
+    about = metadata(wheel)
     assert (about["Name"], about["Version"]) == ("birdie-compress", birdie.__version__)
     assert "birdie = birdie.cli:main" in commands
     with tarfile.open(sdist) as archive_of_sources:
         sources = {name.partition("/")[2] for name in archive_of_sources.getnames()}
-    assert modules | {f"recipes/{name}" for name in recipes} | {*FILES, "birdie/py.typed"} <= sources
+    assert modules | {f"recipes/{name}" for name in recipes} | {*FILES} - {"Makefile"} | {"birdie/py.typed"} <= sources
     assert not [name for name in sources if name.split("/")[0] == "tests"]
 
 
-@pytest.fixture
-def environment(archives: tuple[Path, Path], tmp_path: Path) -> Path:
-    """The folder of commands of an environment with the wheel, and the packages of the running environment."""
-    folder = tmp_path / "environment"
+def metadata(wheel: Path) -> email.message.Message:
+    """Return the metadata of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def required(lines: Iterable[str]) -> set[str]:
+    """Return the names of all distributions that are required, extras left out, and what they require in turn."""
+    names, waiting = set[str](), list(lines)
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name not in names and (requirement.marker is None or requirement.marker.evaluate()):
+            names.add(requirement.name)
+            waiting += importlib.metadata.requires(requirement.name) or ()
+    return names
+
+
+@pytest.fixture(scope="module")
+def environment(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of an environment with the wheel, what it requires and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
-    run([*pip, "install", "--no-deps", "--no-index", "--quiet", archives[1]], tmp_path)
     (packages,) = folder.glob("lib/python*/site-packages")
-    others = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    (packages / "others.pth").write_text("\n".join(others))  # behind its own packages
+    for name in required(
+        metadata(archives[1]).get_all("Requires-Dist", ())
+    ):  # links: copies of torch alone would take a minute
+        for file in importlib.metadata.files(name) or ():
+            entry = packages / file.parts[0]
+            if file.parts[0] not in ("..", "__pycache__") and not entry.is_symlink():
+                entry.symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0])
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
+    run([*pip, "install", "--no-deps", "--no-index", "--quiet", archives[1]], folder)
+    run([*pip, "check"], folder)
+    for path in (ROOT / "birdie").rglob("*"):  # kernels of the same sources are not compiled again
+        if path.is_dir():
+            for kernel in kept_kernels(path).glob("*.nb[ci]"):
+                target = packages / path.relative_to(ROOT) / "__pycache__"
+                target.mkdir(exist_ok=True)
+                copy2(kernel, target)
     return folder / "bin"
+
+
+def kept_kernels(modules: Path) -> Path:
+    """Return the folder where numba keeps the kernels of the modules in a folder."""
+    folder = vars(numba.config)["CACHE_DIR"]
+    if not folder:
+        return modules / "__pycache__"
+    return Path(folder, _CacheLocator.get_suitable_cache_subpath(str(modules / "module.py")))
 
 
 def readme_code() -> str:
@@ -134,25 +171,28 @@ def readme_code() -> str:
     return "".join(blocks)
 
 
-def test_an_installed_wheel_has_the_command(environment: Path, tmp_path: Path) -> None:
-    assert run([environment / "birdie", "--version"], tmp_path) == f"{birdie.__version__}\n"
+def test_an_installed_wheel_compresses_and_decompresses(environment: Path, tmp_path: Path) -> None:
+    command = environment / "birdie"
+    assert run([command, "--version"], tmp_path) == f"{birdie.__version__}\n"
+    torch.save({"weight": torch.randn(64, 96), "bias": torch.randn(96)}, tmp_path / "model.pt")
+    run([command, "compress", "model.pt", "--bits", "4", "-o", "model.birdie"], tmp_path)
+    run([command, "decompress", "model.birdie", "-o", "back.pt"], tmp_path)
+    state, back = birdie.load(tmp_path / "model.birdie"), torch.load(tmp_path / "back.pt")
+    assert list(state) == ["weight", "bias"]
+    assert (tmp_path / "model.birdie").stat().st_size <= 4 * (64 * 96 + 96) / 8
+    assert state.keys() == back.keys()
+    assert all(torch.equal(state[name], back[name]) for name in state)
 
 
 @pytest.mark.nightly
 def test_an_installed_wheel_runs_the_readme_and_reads_files(environment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
-    (package,) = environment.parent.glob("lib/python*/site-packages/birdie")
-    for kernel in (ROOT / "birdie").glob("**/__pycache__/*.kernel"):  # of the same sources: not compiled again
-        target = package / kernel.parent.relative_to(ROOT / "birdie")
-        target.mkdir(exist_ok=True)
-        copy2(kernel, target)
     where = run([environment / "python", "-c", readme_code() + "print(birdie.__file__)"], folder)
-    assert Path(where.strip()) == package / "__init__.py"
+    assert Path(where.strip()).is_relative_to(environment.parent)
     assert [path.name for path in folder.iterdir()] == ["model.birdie"]
     assert (folder / "model.birdie").stat().st_size <= 100_000
-    birdie.save({"w": torch.ones(4, 4)}, folder / "model.birdie")
-    assert json.loads(run([environment / "birdie", "inspect", "model.birdie", "--json"], folder))["weights"] == 16
+    assert json.loads(run([environment / "birdie", "inspect", "model.birdie", "--json"], folder))["weights"] > 0
     assert "sota" in run([environment / "birdie", "recipe", "list"], folder)
 
 

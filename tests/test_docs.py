@@ -161,6 +161,20 @@ def test_links_and_paths_and_modules_of_a_page_exist(page: str) -> None:
         assert importable(name), name
 
 
+GLOSSARY = re.findall(r"^### (.+)$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+NO_PROSE = re.compile(r"^```.*?^```|`[^`]*`|^[#|].*?$|<!--.*?-->|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "(glossary.md#" in read(page)])
+def test_the_first_use_of_a_word_of_the_glossary_is_a_link(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    prose = NO_PROSE.sub(lambda match: " " * len(match[0]), text)
+    for word in GLOSSARY:
+        if first := re.search(r"\b" + word.replace(" ", r"\s+") + r"\b", prose, re.IGNORECASE):
+            link = f"{text[first.start() : first.end()]}](glossary.md#{word.lower().replace(' ', '-')})"
+            assert text[first.start() :].startswith(link), word
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_settings_that_a_page_names_exist(page: str) -> None:
     tables = "|".join(TABLES)

@@ -14,7 +14,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+import birdie
 from birdie.cli import commands
 from birdie.system.door import offers
 
@@ -206,6 +209,11 @@ def test_modules_are_named_after_their_content() -> None:
 
 HEAVY = {"torch", "numba", "numpy"}
 """Packages that take seconds to import, or a tenth of one."""
+UNRELATED = {
+    *("torch._dynamo", "torch._inductor", "transformers", "huggingface_hub", "onnx", "onnxruntime", "matplotlib"),
+    *("birdie.gpt.model", "birdie.gpt.train", "birdie.hub.made_up", "birdie.onnx.onnx_calibration"),
+}
+"""Modules that the compression of a file of weights has no use for."""
 USAGE_ERRORS = (
     ["trian"],
     ["train", "--folders", "runs/first"],
@@ -224,6 +232,7 @@ CALLS = [
 ]
 PROGRAM = """
 import contextlib, io, sys
+file = {file!r}
 def called(code, *tokens):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
@@ -239,14 +248,18 @@ def report(statement):
     ("statements", "absent"),
     [
         (["import birdie", "birdie.ArtifactError", "import birdie.cli", *CALLS], HEAVY),
-        (["import birdie.artifact.container"], {"torch", "numba"}),
+        (["import birdie.cli", "called(0, 'inspect', file + '.birdie')"], {"torch", "numba"}),
+        (["import birdie.cli", "called(0, 'compress', file, '--bits', '8', '-o', file + '.new')"], UNRELATED),
     ],
-    ids=["command line", "container"],
+    ids=["command line", "inspect", "compress"],
 )
-def test_entry_points_import_nothing_heavy(statements: list[str], absent: set[str]) -> None:
-    """The help of every command, and errors of usage."""
+def test_entry_points_import_nothing_heavy(statements: list[str], absent: set[str], tmp_path: Path) -> None:
+    """The help of every command, and errors of usage; commands on a small file."""
+    file = str(tmp_path / "small.safetensors")
+    save_file({"weight": torch.eye(32)}, file)
+    birdie.save({"weight": torch.eye(32)}, f"{file}.birdie")
     lines = [f"{statement}\nreport({statement!r})" for statement in statements]
-    program = "\n".join((PROGRAM.format(absent=absent), *lines))
+    program = "\n".join((PROGRAM.format(absent=absent, file=file), *lines))
     process = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stdout == "".join(f"{statement} []\n" for statement in statements)

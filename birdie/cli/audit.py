@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table, progress_bar
+from birdie.cli.console import Json, plain, print_json, print_line, print_table, progress_bar
 from birdie.golf.audit.rules import RULES, Finding, Report, Result, Rule
 
 GROUP = "Evaluate"
@@ -21,7 +21,6 @@ _SHOWN: dict[Result, int] = {"fail": 8, "pass": 2, "unknown": 2}
 """Findings of a rule that the table shows, in this order; JSON has all."""
 
 
-@compiling_notice()
 def command(
     path: Annotated[Path, Parameter(help="A .birdie file, a submission folder, or a script such as train_gpt.py.")],
     /,

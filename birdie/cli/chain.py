@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from birdie.cli.chains import is_chain
-from birdie.cli.console import Json, compiling_notice, listed, log, print_json, print_line, size
+from birdie.cli.console import Json, listed, log, print_json, print_line, size
 from birdie.errors import ConfigError
 
 GROUP = "Compress"
@@ -45,8 +45,7 @@ def command(
     from birdie.chain import Chain, retain
 
     original = sum(path.stat().st_size for path in link_paths(chain))
-    with compiling_notice():
-        removed = retain(Chain(chain, notify=log), drop=drop or (), keep_last=keep_last, keep_every=keep_every)
+    removed = retain(Chain(chain, notify=log), drop=drop or (), keep_last=keep_last, keep_every=keep_every)
     paths = link_paths(chain)
     after = sum(path.stat().st_size for path in paths)
     if json:

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.cli.console import (
-    compiling_notice,
     folder_of,
     into_folder,
     listed,
@@ -85,12 +84,11 @@ def compress_checkpoints(
     )
     chain.require_writable(overwrite=overwrite)
     rows = []
-    with compiling_notice():
-        for row in chain.extend(checkpoints, named=named, replace_others=overwrite):
-            rows.append(row)
-            if row.added:
-                title, original_size = _title(row).plain, size(row.checkpoint_bytes or 0)
-                log(f"step {title}: {original_size} → {size(row.bytes)}, {_kind(row).plain}")
+    for row in chain.extend(checkpoints, named=named, replace_others=overwrite):
+        rows.append(row)
+        if row.added:
+            title, original_size = _title(row).plain, size(row.checkpoint_bytes or 0)
+            log(f"step {title}: {original_size} → {size(row.bytes)}, {_kind(row).plain}")
     waiting |= chain.waiting
     rows = sorted([*rows, *chain.others(rows)], key=lambda row: (bool(row.checkpoint), row.step or 0, row.checkpoint))
     original, stored = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
@@ -160,7 +158,7 @@ def decompress_link(link: Path, output: str, limits: "Limits", *, overwrite: boo
         target = require_output(target / facts.name, [link], overwrite=overwrite)
     else:
         target = require_output(target, [link], overwrite=overwrite)
-    with compiling_notice(), into_folder(target) if facts.is_folder else nullcontext(left) as left:
+    with into_folder(target) if facts.is_folder else nullcontext(left) as left:
         count = restore(link, target, limits, overwrite=overwrite, hidden=hidden.extend)
     kind = "folder" if facts.is_folder else "file"
     files = len(facts.files) - len(hidden)
@@ -181,8 +179,7 @@ def show_chain(folder: Path, *, verified: bool, json: bool) -> None:
     """
     from birdie.chain import survey, verify
 
-    with compiling_notice():
-        rows = verify(folder) if verified else survey(folder)
+    rows = verify(folder) if verified else survey(folder)
     damaged = [row for row in rows if row.damage]
     stored, original = sum(row.bytes for row in rows), sum(row.checkpoint_bytes or 0 for row in rows)
     if json:

@@ -12,7 +12,6 @@ from birdie.cli.chains import compress_checkpoints, is_chain
 from birdie.cli.compress_flags import INPUTS, CompressFlags
 from birdie.cli.console import (
     FLAT,
-    compiling_notice,
     plain,
     print_json,
     print_line,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 GROUP = "Compress"
 
 
-@compiling_notice()
 def command(
     checkpoint: Annotated[
         Path,

@@ -3,6 +3,8 @@
 With `--json` stdout carries exactly one JSON object, also after an error, and everything else goes to stderr.
 """
 
+import atexit
+import gc
 import json
 import math
 import os
@@ -189,6 +191,7 @@ def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
 def leave(code: int) -> NoReturn:
     """End the process with an exit code of `exit_code_of`."""
     if code <= 128 and not _is_rank():
+        atexit.register(gc.freeze)  # else Python looks for garbage among all that torch made, to free what ends anyway
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -246,19 +249,6 @@ def log_file(path: Path) -> Iterator[None]:
         yield
     finally:
         _log_files.remove(path)
-
-
-@contextmanager
-def compiling_notice() -> Iterator[None]:
-    """Print one line on stderr, on rank 0, if the body of the context has to compile kernels."""
-    from birdie.system.kernels import on_compiling  # imported late: numba would slow down `birdie --help`
-
-    def notify() -> None:
-        if os.environ.get("RANK", "0") == "0":
-            log("Compiling the coder's kernels: this takes some seconds, the first time only.")
-
-    with on_compiling(notify):
-        yield
 
 
 def print_json(answer: Mapping[str, Any]) -> None:

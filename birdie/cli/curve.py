@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from birdie.cli.compress_flags import AT_LEAST, DATA, FOLDER, IMAGE_SIZE, LOSS, METRIC, MODEL, own_code
-from birdie.cli.console import Json, compiling_notice, log, print_json, print_line
+from birdie.cli.console import Json, log, print_json, print_line
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.system.figures import image_path
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 GROUP = "Compress"
 
 
-@compiling_notice()
 def command(
     checkpoint: Path,
     /,

@@ -15,7 +15,6 @@ from birdie.cli.console import (
     MaxOperations,
     MaxSize,
     Overwrite,
-    compiling_notice,
     folder_of,
     into_folder,
     listed,
@@ -126,14 +125,13 @@ def command(
     left: list[str] = []
     hidden: list[str] = []
     if form == "onnx" or (form == "folder" and summary.is_onnx):
-        with compiling_notice():
-            is_folder = form == "folder"
-            paths = write_onnx(file, target, limits, overwrite=overwrite, as_folder=is_folder, hidden=hidden.extend)
+        is_folder = form == "folder"
+        paths = write_onnx(file, target, limits, overwrite=overwrite, as_folder=is_folder, hidden=hidden.extend)
         total, form = sum(path.stat().st_size for path in paths if path.exists()), "onnx"
-        what = f"a file, {ONNX.name}" if len(paths) == 1 else f"{len(paths)} files, {ONNX.name} and its external data"
+        what = ONNX.name if len(paths) == 1 else f"{len(paths)} files, {ONNX.name} and its external data"
     elif form == "folder":
         target = require_output_folder(target, overwrite=True)  # write_folder looks at what is there
-        with compiling_notice(), into_folder(target) as left:
+        with into_folder(target) as left:
             most = None if max_shard_size is None else parse_size(max_shard_size)
             write_folder(file, target, limits, overwrite=overwrite, max_shard_bytes=most, hidden=hidden.extend)
         files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
@@ -141,7 +139,7 @@ def command(
         total, what = sum(written), folder_of(len(written))
     else:
         target = require_output(target, [file], kind=_KINDS[form], overwrite=overwrite)
-        with compiling_notice(), atomic_path(target) as path:
+        with atomic_path(target) as path:
             try:
                 if form == "safetensors":
                     to_safetensors(file, path, limits)
@@ -149,7 +147,7 @@ def command(
                     _write(load_object(file, **vars(limits)), path, packed=form == "ptz")
             except RuntimeError as error:  # a full disk is one in torch
                 raise OutputError(f"cannot write {target}: {error}; is the disk full?") from error
-        total, what = target.stat().st_size, f"a file, {_KINDS[form].name}"
+        total, what = target.stat().st_size, _KINDS[form].name
     left_out, remedy = _left_out(file, summary, form, link)
     if left_out and not json:
         print_line(f"left out: {listed(left_out)}; {remedy}")
@@ -174,8 +172,7 @@ def _write_some(
             f"--only writes tensors into one file, and {output} is none; end its name in .safetensors or .pt"
         )
     target = require_output(target, [file], kind=_KINDS[form], overwrite=overwrite)
-    with compiling_notice():
-        state = load(file, names=names, **vars(limits))
+    state = load(file, names=names, **vars(limits))
     with atomic_path(target) as path:
         if form == "safetensors":
             save_file({name: tensor.clone() for name, tensor in state.items()}, path)  # no two share memory there
@@ -183,7 +180,7 @@ def _write_some(
             _write(state, path, packed=form == "ptz")
     total, count = target.stat().st_size, len(inspect(file).tensors)
     facts = {"bytes": total, "tensors": len(state), "written": "file", "left_out": [f"{count - len(state)} tensors"]}
-    text = f"{len(state)} of {count} tensors, {size(total)}, as a file, {_KINDS[form].name}"
+    text = f"{len(state)} of {count} tensors, {size(total)}, as {_KINDS[form].name}"
     print_written(target, text, facts, [], as_json=json)
 
 

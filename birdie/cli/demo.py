@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_notice, log, log_file, print_json, print_line, print_table
+from birdie.cli.console import Json, log, log_file, print_json, print_line, print_table
 from birdie.cli.prepare import prepare_with_bar
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
@@ -44,7 +44,6 @@ def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: s
     )
 
 
-@compiling_notice()
 def command(
     *,
     budget: Annotated[str, Parameter(help="Largest size of the artifact: 450kB, 1MiB.")] = "450kB",

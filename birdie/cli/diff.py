@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table, progress_bar
+from birdie.cli.console import Json, plain, print_json, print_line, print_table, progress_bar
 
 if TYPE_CHECKING:
     from birdie.artifact import TensorComparison
@@ -34,7 +34,7 @@ def command(
     """
     from birdie.artifact import compare
 
-    with compiling_notice(), progress_bar(f"comparing {a.name} with {b.name}", "tensors") as update:
+    with progress_bar(f"comparing {a.name} with {b.name}", "tensors") as update:
         rows = compare(a, b, update)
     stored = _stored(a), _stored(b)
     equal = sum(row.relation == "equal" for row in rows)
@@ -63,7 +63,7 @@ def _stored(path: Path) -> dict[str, int]:
 
 def _table(rows: "list[TensorComparison]", stored: tuple[dict[str, int], dict[str, int]]) -> Table:
     table = Table()
-    for name in ("tensor", "", "shape", "dtype"):
+    for name in ("tensor", "compared", "shape", "dtype"):
         table.add_column(name, overflow="fold")
     for name in ("dB", "bytes of a", "bytes of b"):
         table.add_column(name, justify="right")

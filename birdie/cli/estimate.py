@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_notice, plain, print_json, print_table
+from birdie.cli.console import Json, plain, print_json, print_table
 from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 GROUP = "Train"
 
 
-@compiling_notice()
 def command(
     recipe: Annotated[str, Parameter(help="A name that `birdie recipe list` shows, a .toml file, or a run folder.")],
     /,

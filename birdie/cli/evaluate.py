@@ -15,7 +15,6 @@ from rich.table import Table
 from birdie.cli.console import (
     FLAT,
     Json,
-    compiling_notice,
     log,
     plain,
     print_json,
@@ -79,7 +78,6 @@ else:
     Settings = optional_fields(EvaluationSettings)
 
 
-@compiling_notice()
 def command(
     file: Path,
     /,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, compiling_notice, log, print_json
+from birdie.cli.console import Json, log, print_json
 from birdie.errors import ConfigError
 from birdie.system.names import shown
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 GROUP = "Evaluate"
 
 
-@compiling_notice()
 def command(
     file: Path,
     /,

@@ -17,7 +17,6 @@ from rich.table import Table
 from birdie.artifact import Summary
 from birdie.cli.console import (
     Json,
-    compiling_notice,
     log,
     log_file,
     new_app,
@@ -120,7 +119,6 @@ def configuration_of(
     return sources(without_none(settings.to_dict()), preset or "--minutes", origins)
 
 
-@compiling_notice()
 def command(
     recipe_file: Annotated[
         str | None,

@@ -11,7 +11,6 @@ from birdie.cli.console import (
     Json,
     MaxOperations,
     MaxSize,
-    compiling_notice,
     print_json,
     print_line,
     progress_bar,
@@ -54,7 +53,7 @@ def command(
         schemes=schemes,
     )
     summary = inspect(file)
-    with compiling_notice(), progress_bar(f"verifying {file.name}", "tensors") as update:
+    with progress_bar(f"verifying {file.name}", "tensors") as update:
         damage = damaged_tensors(file, limits, update)
     if json:
         print_json(

@@ -170,8 +170,7 @@ def _initial_state(model: Model, rows: int, columns: int) -> tuple[Tree, Predict
     counters = np.empty((_CONTEXTS, parities, count), np.uint32)
     priors = np.empty((_FINE, parities, count), np.int32)
     for odd in range(parities):
-        seeded = counters[:, odd], priors[:, odd]
-        _seed(nodes, model.zero, model.scale, odd, cdf, table.inverse, table.stretch, *seeded)
+        _seed(nodes, model.zero, model.scale, odd, cdf, table.inverse, table.stretch, counters, priors)
     weights, apm = _initial_weights()
     learned = counters.reshape(-1), priors.reshape(-1), weights.copy(), apm.copy()
     predictor = Predictor(*learned, table.squash, table.stretch, table.adaptation)
@@ -260,14 +259,14 @@ def _seed(nodes, zero, scale, odd, cdf, inverses, stretch, counters, priors):  #
             right = cdf[_cdf_bucket((high - zero) * 64 + upper, inverse)] if high < top else cdf[CDF_BUCKETS]
             probability = ((right - split) << 22) // (right - left) if right > left else 1 << 21
             probability = binary.clip(probability, 1 << 12, (1 << 22) - (1 << 12))
-            priors[fine, node] = stretch[probability >> 10]
+            priors[fine, odd, node] = stretch[probability >> 10]
             if fine & 3 == 0:
                 counter = np.uint32(probability << binary.COUNT_BITS | binary.COUNTER_CONFIDENCE)
                 for coarse in range(fine // 4, _COLUMN_CONTEXT, _COARSE):
-                    counters[coarse, node] = counter
+                    counters[coarse, odd, node] = counter
                 if fine == _FINE // 2:  # contexts that say nothing about scale start at the mean scale
                     for context in range(_COLUMN_CONTEXT, _CONTEXTS):
-                        counters[context, node] = counter
+                        counters[context, odd, node] = counter
 
 
 # Scales and contexts -------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ _ROUNDS, _SETTLED = 8, 256  # rounds at most; none follows one that moves fewer 
 def histograms(symbols: Symbols, size: int) -> NDArray[np.int32]:
     """Return how often each row holds each symbol, (rows, size)."""
     out = np.zeros((symbols.shape[0], size), np.int32)
-    _count(symbols, out)
+    _count(np.ascontiguousarray(symbols), out)  # one kernel for all layouts
     return out
 
 

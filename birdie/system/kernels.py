@@ -18,8 +18,10 @@ compiler as well. Measured, from the costliest habit down:
 import gc
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,11 @@ from typing import Any
 import numba
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.runtime.nrt import rtsys
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_folders: dict[Callable[..., Any], str | None] = {}  # function → where its kernel is kept, if it can be
 
 
 def njit(*, cache: bool = False, **options: Any) -> _Decorator:
@@ -41,8 +46,10 @@ def njit(*, cache: bool = False, **options: Any) -> _Decorator:
         settings: dict[str, Any] = {"no_cfunc_wrapper": True, "no_rewrites": True, **options}
         kernel: Any = numba.njit(**settings)(function)
         if cache:
+            _folders[function] = None
             with suppress(OSError, RuntimeError):  # its source is not a file, or no folder can be written
                 kernel._cache = KernelCache(function)
+                _folders[function] = kernel._cache.cache_path
         compiled: Callable[..., Any] = kernel
         return compiled
 
@@ -64,7 +71,10 @@ class KernelCache(FunctionCache):
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the compiled kernel for a signature, or None."""
         try:
-            return super().load_overload(signature, context)  # type: ignore[no-untyped-call]
+            # Numba's method refreshes `context` first: types and functions to compile with, and scipy's BLAS, take a
+            # third of the time of torch's import. What was compiled needs only the symbols of numba's runtime.
+            rtsys.initialize(context)
+            return self._load_overload(signature, context)  # type: ignore[no-untyped-call]
         except Exception:  # whatever unpickling of a damaged or outdated file raises
             with suppress(OSError):
                 self.flush()  # type: ignore[no-untyped-call]
@@ -76,26 +86,41 @@ class KernelCache(FunctionCache):
             super().save_overload(signature, result)  # type: ignore[no-untyped-call]
 
 
-class _WithoutGarbageCollection(event.Listener):
-    """Listener of numba's: while it compiles, nothing looks for garbage among all objects of torch, a tenth faster."""
+class _Compilations(event.Listener):
+    """Listener of numba's: the first compilation of a kernel is logged, with where kernels are kept.
+
+    While numba compiles, nothing looks for garbage among all objects of torch, which takes a tenth of the time.
+    """
 
     def __init__(self) -> None:
         self._nested = 0
         self._was_on = False
+        self.is_logged = False
 
-    def on_start(self, event: event.Event) -> None:  # noqa: ARG002 (numba's signature)
+    def on_start(self, event: event.Event) -> None:
+        function = event.data["dispatcher"].py_func
+        if not self.is_logged and function in _folders and os.environ.get("RANK", "0") == "0":
+            self.is_logged = True
+            folder = _folders[function]
+            logging.getLogger("birdie").warning(
+                "compiling kernels that are not compiled yet: some seconds to half a minute of one core, %s",
+                "in every process, as no folder can be written to keep them; name one in NUMBA_CACHE_DIR"
+                if folder is None
+                else f"once, as they are kept in {folder}",
+            )
         if not self._nested:
             self._was_on = gc.isenabled()
             gc.disable()
         self._nested += 1
 
-    def on_end(self, event: event.Event) -> None:  # noqa: ARG002
+    def on_end(self, event: event.Event) -> None:  # noqa: ARG002 (numba's signature)
         self._nested -= 1
         if not self._nested and self._was_on:
             gc.enable()
 
 
-event.register("numba:compile", _WithoutGarbageCollection())  # type: ignore[no-untyped-call]
+_compilations = _Compilations()
+event.register("numba:compile", _compilations)  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -105,26 +130,3 @@ def _stamp(sources: Path) -> bytes:
     for path in sorted(sources.glob("*.py")):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()
-
-
-@contextmanager
-def on_compiling(notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify` before the first kernel that has to be compiled; not at all where the cache holds every kernel."""
-    # Numba announces a compilation, and is silent when it loads a kernel from the cache.
-    with event.install_listener("numba:compile", _OnFirstStart(notify)):
-        yield
-
-
-class _OnFirstStart(event.Listener):
-    """Listener of numba's that calls a function once."""
-
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self._notify: Callable[[], None] | None = notify
-
-    def on_start(self, event: event.Event) -> None:  # noqa: ARG002 (numba's signature)
-        notify, self._notify = self._notify, None
-        if notify is not None:
-            notify()
-
-    def on_end(self, event: event.Event) -> None:
-        pass

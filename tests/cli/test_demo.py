@@ -1,4 +1,4 @@
-"""The demonstration, and the line that announces a compilation."""
+"""The demonstration is a run like any other."""
 
 import json
 from dataclasses import replace
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numba import njit
 
 from birdie.cli import build_app, demo
-from birdie.cli.console import compiling_notice, run
+from birdie.cli.console import run
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab.run_ledger import find_runs
@@ -39,34 +38,3 @@ def test_the_demo_leaves_a_run_like_any_other(
     assert record.columns["bytes"] == (record.folder / "model.birdie").stat().st_size == answer["bytes"]
     assert (answer["bpb_artifact"], answer["budget"]) == (record.score["bpb"] if record.score else None, 30_000)
     assert run(build_app, ["runs", str(tmp_path)]) == 0
-
-
-def test_a_compilation_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
-    @njit
-    def halved(value):  # type: ignore[no-untyped-def]
-        return value / 2
-
-    @compiling_notice()
-    def command(value: float) -> float:
-        return float(halved(value))
-
-    assert command(3.0) == 1.5
-    first = capsys.readouterr()
-    assert "ompiling" in first.err
-    assert first.err.count("\n") == 1
-    assert first.out == ""
-    assert command(5.0) == 2.5
-    assert capsys.readouterr().err == ""
-
-
-def test_only_rank_0_announces_a_compilation(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @njit
-    def doubled(value):  # type: ignore[no-untyped-def]
-        return value + value
-
-    monkeypatch.setenv("RANK", "1")
-    with compiling_notice():
-        assert doubled(3) == 6
-    assert capsys.readouterr().err == ""

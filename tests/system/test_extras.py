@@ -1,14 +1,19 @@
-"""Messages name extras that the distribution has, and how this installation gets them."""
+"""Messages name extras that the distribution has, and the command that installs them from where birdie came."""
 
+import json
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from birdie.system import extras
+from birdie.system.extras import install_line
 
 ROOT = Path(__file__).resolve().parents[2]
+WHEEL = "file:///a%20b/birdie_compress-0.1.0-py3-none-any.whl"
 
 
 def test_every_extra_that_is_named_exists() -> None:
@@ -19,7 +24,18 @@ def test_every_extra_that_is_named_exists() -> None:
     assert named <= project["optional-dependencies"].keys()
 
 
-def test_a_checkout_is_installed_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extras.install_line("lab") == f"pip install -e '{ROOT}[lab]'"
-    monkeypatch.setattr(extras, "_CHECKOUT", tmp_path)
-    assert extras.install_line("lab") == "pip install 'birdie-compress[lab]'"
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'birdie-compress[lab]'"),
+        ({"url": WHEEL, "archive_info": {}}, f"pip install 'birdie-compress[lab] @ {WHEEL}'"),
+        ({"url": "file:///a%20b", "dir_info": {}}, "pip install 'birdie-compress[lab] @ file:///a%20b'"),
+        ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "pip install -e '/a b[lab]'"),
+    ],
+)
+def test_an_extra_comes_from_where_birdie_came(
+    monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, command: str
+) -> None:
+    text = None if origin is None else json.dumps(origin)
+    monkeypatch.setattr(metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: text))
+    assert install_line("lab") == command

@@ -2,16 +2,18 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
 from birdie.system import kernels
-from birdie.system.kernels import njit, on_compiling
+from birdie.system.kernels import KernelCache, njit
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("entropy", "compress", "compress/schemes", "compress/spectral", "compress/trellis", "score")
@@ -67,6 +69,15 @@ def test_damage_and_a_change_of_any_module_beside_the_source_cost_a_compilation(
     assert came_from_disk(monkeypatch)  # images of containers round times
 
 
+def test_a_kernel_from_disk_loads_without_what_numba_compiles_with(folder: Path) -> None:
+    """Numba takes as long as a third of the import of torch to get ready to compile, and imports scipy."""
+    program = "import sys, probe; assert probe.double(21) == 42; print('numba.np.arraymath' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "NUMBA_CACHE_DIR": str(folder / "cache")}
+    for loaded in ("True", "False"):
+        process = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=True)
+        assert process.stdout.decode().strip() == loaded
+
+
 def test_a_kernel_calls_kernels_of_its_own_folder_only() -> None:
     """A kept kernel contains those that it calls, and is dropped when a module of its folder changes."""
     count = 0
@@ -90,15 +101,17 @@ def test_no_module_uses_njit_of_numba_directly() -> None:
     assert not direct
 
 
-def test_a_compilation_is_announced_once_and_only_when_it_happens() -> None:
-    @numba.njit
-    def doubled(value):  # type: ignore[no-untyped-def]
-        return value + value
-
-    messages: list[str] = []
-    with on_compiling(lambda: messages.append("compiling")):
-        assert (doubled(1), doubled(1.5)) == (2, 3.0)  # two kernels, one message
-    assert messages == ["compiling"]
-    with on_compiling(lambda: messages.append("again")):
-        assert doubled(4) == 8
-    assert messages == ["compiling"]
+@pytest.mark.parametrize(("rank", "kept"), [("0", True), ("0", False), ("1", True)])
+def test_the_first_compilation_is_logged_by_the_first_rank(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, folder: Path, rank: str, kept: bool
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(kernels._compilations, "is_logged", False)
+    if not kept:
+        monkeypatch.setattr(KernelCache, "__init__", Mock(side_effect=RuntimeError))
+    assert numba.njit(lambda value: value)(1) == 1  # somebody else's
+    assert not caplog.messages
+    assert not came_from_disk(monkeypatch)
+    assert importlib.import_module("probe").double(1.5) == 3.0  # compiled again, for floats
+    where = str(folder) if kept else "NUMBA_CACHE_DIR"
+    assert [where in message for message in caplog.messages] == ([True] if rank == "0" else [])

@@ -16,39 +16,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from torch import Tensor, nn
 
-from birdie.compress import (
-    MOST_ROWS,
-    SUFFIXES,
-    CalibrationResult,
-    Where,
-    calibrate_own,
-    fill,
-    images_for,
-    images_in,
-    inputs_in,
-)
+from birdie import compress, hub, onnx  # doors: a kind loads what it needs
 from birdie.errors import ConfigError, DataError
-from birdie.gpt.data.tokenizer import load_tokenizer
-from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
-from birdie.gpt.run.recipe_loading import load_run_recipe, recipe_file
-from birdie.gpt.run.run_data import data_files
-from birdie.hub import (
-    TOKENS,
-    calibrate_on_images,
-    calibrate_on_text,
-    calibrate_without_data,
-    is_of_library,
-    reason_of,
-    require_transformers_folder,
-)
-from birdie.onnx import calibrate as calibrate_onnx
 from birdie.system.own_code import called, imported, is_code
 
-Calibrated = tuple[CalibrationResult | None, str | None]
+if TYPE_CHECKING:
+    from birdie.compress import CalibrationResult, Where
+
+Calibrated = tuple["CalibrationResult | None", str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +95,13 @@ class Calibrator(ABC):
         return {}
 
     @abstractmethod
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:
         """Calibrate the tensors of the checkpoint; return the result, if there is one, and a note for the user."""
 
     @staticmethod
     def note_of(error: Exception) -> str:
         """Return the note of a file without calibration."""
-        return f"not calibrated: {reason_of(error)}"
+        return f"not calibrated: {hub.reason_of(error)}"
 
 
 class _OnFolder(Calibrator):
@@ -132,7 +111,7 @@ class _OnFolder(Calibrator):
         super().__init__(request)
         if request.data is not None:
             raise ConfigError("--calibration-data is for the calibration of a run, not on a text or images; drop it")
-        require_transformers_folder(request.checkpoint)
+        hub.require_transformers_folder(request.checkpoint)
 
 
 class OnText(_OnFolder):
@@ -151,10 +130,10 @@ class OnText(_OnFolder):
         """Return whether the source is a file, and no recipe."""
         return request.source is not None and request.source.is_file() and request.source.suffix != ".toml"
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:
         """Return the result."""
-        tokens = TOKENS if self.request.tokens is None else self.request.tokens
-        return calibrate_on_text(self.request.checkpoint, state, self.text, tokens=tokens, **where), None
+        tokens = hub.TOKENS if self.request.tokens is None else self.request.tokens
+        return hub.calibrate_on_text(self.request.checkpoint, state, self.text, tokens=tokens, **where), None
 
 
 class OnImages(_OnFolder):
@@ -165,18 +144,21 @@ class OnImages(_OnFolder):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         assert request.source is not None
-        self.paths = images_in(request.source)
+        self.paths = compress.images_in(request.source)
         self.title = f"calibrating on {len(self.paths):,} images"
 
     @staticmethod
     def suits(request: Request) -> bool:
         """Return whether the source is a folder with images that is no run."""
-        source = request.source
-        return source is not None and not recipe_file(source).is_file() and bool(images_in(source))
+        if request.source is None:
+            return False
+        from birdie.gpt.run.recipe_loading import recipe_file
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        return not recipe_file(request.source).is_file() and bool(compress.images_in(request.source))
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:
         """Return the result."""
-        return calibrate_on_images(self.request.checkpoint, state, self.paths, **where), None
+        return hub.calibrate_on_images(self.request.checkpoint, state, self.paths, **where), None
 
 
 class OnArrays(Calibrator):
@@ -202,11 +184,11 @@ class OnArrays(Calibrator):
         """Return whether the checkpoint is an ONNX file, and there is a source."""
         return request.source is not None and request.checkpoint.suffix.lower() == ".onnx"
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:  # noqa: ARG002
         """Return the result."""
         if where.get("offload") is not None:
             raise ConfigError("--offload is for modules of torch, and an ONNX model is run by onnxruntime; drop it")
-        return calibrate_onnx(self.request.checkpoint, self.request.source, progress=where.get("progress")), None
+        return onnx.calibrate(self.request.checkpoint, self.request.source, progress=where.get("progress")), None
 
 
 class OnRun(Calibrator):
@@ -216,6 +198,9 @@ class OnRun(Calibrator):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
+        from birdie.gpt.run.recipe_loading import load_run_recipe, recipe_file
+        from birdie.gpt.run.run_data import data_files
+
         assert request.source is not None
         self.recipe = load_run_recipe(request.source)
         settings = self.recipe.calibration
@@ -233,10 +218,15 @@ class OnRun(Calibrator):
     @property
     def metadata(self) -> dict[str, Any]:
         """Recipe and tokenizer, which make the file one that can be scored."""
+        from birdie.gpt.data.tokenizer import load_tokenizer
+        from birdie.gpt.run.gpt_calibration import artifact_metadata
+
         return artifact_metadata(self.recipe, load_tokenizer(self.recipe.data.tokenizer))
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:
         """Return the result."""
+        from birdie.gpt.run.gpt_calibration import calibrate_gpt
+
         return calibrate_gpt(self.recipe, state, self.settings, **where).result, None
 
 
@@ -256,7 +246,7 @@ class OnOwnModel(Calibrator):
         self.batches: Any = None
         self.note: str | None = None
         path = Path(code.data or "")
-        if code.data is not None and path.suffix in SUFFIXES and not path.exists():
+        if code.data is not None and path.suffix in compress.SUFFIXES and not path.exists():
             raise DataError(f"--data {path} does not exist; give a file of inputs, or FILE.py:NAME")
         if code.image_size is not None and not path.is_dir():
             raise ConfigError(f"--image-size is of a folder of images, and --data {code.data} is none; drop it")
@@ -265,17 +255,18 @@ class OnOwnModel(Calibrator):
         elif is_code(code.data):
             batches = imported("--data", code.data)
             self.batches = called("--data", code.data) if callable(batches) else batches
-        elif images := images_in(path):
+        elif images := compress.images_in(path):
             self.paths = images
-            self.batches, self.note = images_for(self.module, path, images, code.image_size)
-        elif path.suffix in SUFFIXES:
+            self.batches, self.note = compress.images_for(self.module, path, images, code.image_size)
+        elif path.suffix in compress.SUFFIXES:
             self.paths = [path]
-            self.batches = inputs_in(path)
-            self.note = f"calibrated on at most {MOST_ROWS:,} rows of {path}, the first"
+            self.batches = compress.inputs_in(path)
+            self.note = f"calibrated on at most {compress.MOST_ROWS:,} rows of {path}, the first"
         else:
             raise ConfigError(
-                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}) nor a folder "
-                "of images; write a function that returns batches, def batches() in data.py, and give data.py:batches"
+                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(compress.SUFFIXES)}) "
+                "nor a folder of images; write a function that returns batches, def batches() in data.py, and give "
+                "data.py:batches"
             )
 
     @staticmethod
@@ -283,13 +274,13 @@ class OnOwnModel(Calibrator):
         """Return whether there is such code."""
         return request.code is not None
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:
         """Return the result."""
         source = str(self.request.checkpoint)
         if self.batches is None:
-            fill(self.module, state, source)
+            compress.fill(self.module, state, source)
             return None, None
-        return calibrate_own(self.module, self.batches, self.loss, state, source, **where), self.note
+        return compress.calibrate_own(self.module, self.batches, self.loss, state, source, **where), self.note
 
 
 class OnMadeUpInputs(Calibrator):
@@ -301,12 +292,13 @@ class OnMadeUpInputs(Calibrator):
     @staticmethod
     def suits(request: Request) -> bool:
         """Return whether inputs may be made up, and the checkpoint is a folder that tells which."""
-        return request.source is None and request.made_up and is_of_library(request.checkpoint)
+        may = request.source is None and request.made_up and request.checkpoint.is_dir()
+        return may and hub.is_of_library(request.checkpoint)
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:
         """Return the result, and a note of what is not calibrated."""
         try:
-            result, parts = calibrate_without_data(
+            result, parts = hub.calibrate_without_data(
                 self.request.checkpoint, state, device=where.get("device"), progress=where.get("progress")
             )
         except Exception as error:  # of the model's own code, too
@@ -327,10 +319,10 @@ class OnMadeUpArrays(Calibrator):
         is_onnx = request.checkpoint.suffix.lower() == ".onnx" and request.checkpoint.is_file()
         return request.source is None and request.made_up and is_onnx and all(map(find_spec, ("onnx", "onnxruntime")))
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:  # noqa: ARG002
         """Return the result, and a note."""
         try:
-            result = calibrate_onnx(self.request.checkpoint, progress=where.get("progress"))
+            result = onnx.calibrate(self.request.checkpoint, progress=where.get("progress"))
         except Exception as error:  # of the runtime, too
             return None, self.note_of(error)
         return result, "calibrated on made-up inputs; --calibrate inputs.npz is better"
@@ -344,7 +336,7 @@ class WithoutData(Calibrator):
         """Return whether there is nothing to calibrate on."""
         return request.source is None
 
-    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack["Where"]) -> Calibrated:  # noqa: ARG002
         """Return neither a result nor a note."""
         return None, None
 
