@@ -22,7 +22,7 @@ def test_the_demo_leaves_a_run_like_any_other(
     def smaller(*arguments: Any, **options: Any) -> Recipe:
         recipe = demo_recipe(*arguments, **options)
         model = replace(recipe.model, num_layers=2, model_dim=32)
-        validation = replace(recipe.validation, max_tokens=4096)
+        validation = replace(recipe.validation, max_tokens=8192)
         return replace(recipe, model=model, validation=validation, export=replace(recipe.export, budget="30kB"))
 
     monkeypatch.setattr(demo, "demo_recipe", smaller)

@@ -1,7 +1,6 @@
 """The table of sensitivities has the increase of the loss by each matrix, quantized alone at so many bits."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -152,7 +151,7 @@ def test_the_table_is_text_json_and_an_image(table: SensitivityTable, tmp_path: 
 def test_a_plot_without_matplotlib_is_one_sentence(
     table: SensitivityTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr("birdie.system.figures.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="matplotlib"):
         table.plot(tmp_path / "t.png")
 
