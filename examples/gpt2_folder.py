@@ -1,4 +1,4 @@
-"""A small Hugging Face model, for docs/first-steps.md: a GPT-2 and its tokenizer, trained for a minute on Python."""
+"""A small Hugging Face model, for docs/first-steps.md: a GPT-2 and its tokenizer, trained for a minute at most on Python."""
 
 import sysconfig
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-END, LENGTH, STEPS = "<|endoftext|>", 128, 200
+END, LENGTH, STEPS = "<|endoftext|>", 128, 100
 CARD = "---\nlicense: apache-2.0\nlanguage: code\n---\n# gpt2\n\nWrites what looks like Python.\n"
 
 paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:80]

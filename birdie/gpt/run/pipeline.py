@@ -320,7 +320,7 @@ class Run:
         world, notify = self.context.world, self.context.notify
         if loop.compiled:
             self.compiling = CompileReport(notify)
-        with self.startup.part("priming"):
+        with self.startup.part("warm-up"):
             loop.warm_up(on_step)
         if self.compiling is not None:
             if world.any(loop.runs_eagerly, self.context.device) and not loop.runs_eagerly:
