@@ -1,4 +1,4 @@
-"""A small Hugging Face model, for docs/first-steps.md: a GPT-2 and its tokenizer, trained for a minute at most on Python."""
+"""A small Hugging Face model, for docs/first-steps.md: a GPT-2 and its tokenizer, trained briefly on Python."""
 
 import sysconfig
 from pathlib import Path

@@ -49,8 +49,8 @@ def agree(shown: str, printed: str) -> bool:
     if shape(shown) != shape(printed):
         return False
     pairs = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)
-    whole = [(a.replace(",", ""), b.replace(",", "")) for a, b in pairs if "." not in a + b and "e" not in a + b]
-    return all(abs(int(a) - int(b)) <= TOLERANCE * int(a) for a, b in whole if len(a) >= SIZE_DIGITS)
+    integers = [(a.replace(",", ""), b.replace(",", "")) for a, b in pairs if "." not in a + b and "e" not in a + b]
+    return all(abs(int(a) - int(b)) <= TOLERANCE * int(a) for a, b in integers if len(a) >= SIZE_DIGITS)
 
 
 def advanced(stream: list[str], line: str) -> bool:
