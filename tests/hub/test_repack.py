@@ -85,9 +85,10 @@ def test_metadata_in_headers_come_back(folder: bool, tmp_path: Path) -> None:
         assert run(build_app, ["compress", str(source), "-o", str(file), "--effort", "fast", *flags]) == 0
         assert run(build_app, ["decompress", str(file), "-o", str(back), "--overwrite"]) == 0
         with safe_open(back / "model.safetensors" if folder else back, "pt") as opened:
-            # by which a folder is known that may be replaced; a lossless one comes back to the byte
-            mark = {"writer": "birdie"} if folder and not flags else {}
-            assert opened.metadata() == {"format": "pt", "tensor_names": '["weight"]'} | mark
+            header = opened.metadata()
+        if folder:  # birdie's mark, unless the file comes back to the byte: the library writes keys in any order
+            assert header.pop("writer", None) in ("birdie", None if flags else "birdie")
+        assert header == {"format": "pt", "tensor_names": '["weight"]'}
 
 
 @pytest.mark.filterwarnings("ignore")  # of torchao
