@@ -61,6 +61,7 @@ def advanced(stream: list[str], line: str) -> bool:
     return index is not None
 
 
+@pytest.mark.timeout(1800)  # a training of three minutes
 @pytest.mark.parametrize(
     "most", [pytest.param(QUICK, id="quick"), pytest.param(float("inf"), id="all", marks=pytest.mark.nightly)]
 )
