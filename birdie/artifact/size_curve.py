@@ -302,7 +302,8 @@ class _Files:
             if not self.points:
                 raise BudgetError(f"no file has {max(int(size or 0) for size in budgets):,} bytes; give larger sizes")
         elif not value >= at_least:
-            raise ConfigError(f"the float model has {value:.6g} by the metric, less than at_least={at_least:g}")
+            text = f"the float model has {value:.6g} by the metric, less than at_least={at_least:g}"
+            raise ConfigError(f"{text}; ask for less")
         else:
             self.at_least = at_least
             _search(self)

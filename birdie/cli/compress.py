@@ -20,7 +20,7 @@ from birdie.cli.console import (
     seconds,
     size,
 )
-from birdie.cli.curve import log_point
+from birdie.cli.curve import kept_in, log_point
 from birdie.cli.dry_run import show_forecast
 from birdie.cli.inspect import grouped_table
 from birdie.entropy import LARGE
@@ -213,9 +213,10 @@ def _smallest(
     assert flags.metric is not None
     metric = imported("--metric", flags.metric)
     options = flags.save_options(calibration=calibration, metadata=network.metadata)
-    curve, smallest = checkpoint_curve(
-        source, network.module, metric, options, at_least=flags.at_least, folder=flags.folder, progress=log_point
-    )
+    with kept_in(flags.folder):
+        curve, smallest = checkpoint_curve(
+            source, network.module, metric, options, at_least=flags.at_least, folder=flags.folder, progress=log_point
+        )
     if smallest is None:
         best = max(curve.points, key=lambda point: point.value)
         raise BudgetError(

@@ -1,5 +1,7 @@
 """`birdie curve`: bytes of a model against a measure of one's own, and the smallest file that holds it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,16 +56,17 @@ def command(
     network = OnOwnModel(Request(source.path, code=own_code(model, own_data, loss, image_size)))
     with source.mapped():
         known, note = network(source.content)
-        result, _ = checkpoint_curve(
-            source,
-            network.module,
-            measure,
-            SaveOptions(calibration=known),
-            sizes=None if sizes is None else [parse_size(size) for size in sizes.split(",")],
-            at_least=at_least,
-            folder=folder,
-            progress=log_point,
-        )
+        with kept_in(folder):
+            result, _ = checkpoint_curve(
+                source,
+                network.module,
+                measure,
+                SaveOptions(calibration=known),
+                sizes=None if sizes is None else [parse_size(size) for size in sizes.split(",")],
+                at_least=at_least,
+                folder=folder,
+                progress=log_point,
+            )
     if plot is not None:
         result.plot(plot)
     if json:
@@ -81,6 +84,19 @@ def command(
         calibration = "".join([f" --model {model}", *texts]) if texts else ""
         name = checkpoint.with_suffix(".birdie").name
         print_line(f"write it: birdie compress {checkpoint} -o {name} --budget {result.smallest.budget}{calibration}")
+
+
+@contextmanager
+def kept_in(folder: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C what becomes of the values that were measured."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder is None:
+            log("What was measured is not kept; with --folder FOLDER the same command would go on from it.")
+        else:
+            log(f"What was measured is kept in {folder}; the same command goes on from it.")
+        raise
 
 
 def log_point(point: "SizePoint") -> None:

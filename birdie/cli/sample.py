@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from cyclopts import Parameter
 
@@ -74,9 +74,8 @@ def command(
     model = TextModel.open(file, base=base, device=torch_device)
 
     def answer(ids: Sequence[int], beginning: str) -> "_Text":
-        text = _Text(lambda new: beginning + model.decode(new, ids), echo=not json)
-        model.generate(ids, tokens, text.put, temperature=temperature, top_k=top_k, seed=seed)
-        text.end()
+        with _Text(lambda new: beginning + model.decode(new, ids), echo=not json) as text:
+            model.generate(ids, tokens, text.put, temperature=temperature, top_k=top_k, seed=seed)
         return text
 
     if not chat:
@@ -115,21 +114,20 @@ def _sample_gpt(
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
     check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)
     ids = [pieces.bos_id, *pieces.encode(prompt).tolist()]
-    text = _Text(lambda new: pieces.decode([*ids[1:], *new]), echo=not json)
-    for token in generate(
-        model,
-        torch.tensor(ids, device=device),
-        tokens,
-        temperature=temperature,
-        top_k=top_k,
-        context=recipe.train.train_seq_len,
-        generator=torch.Generator(device).manual_seed(seed),
-        vocab_size=pieces.vocab_size,
-    ):
-        if token == pieces.bos_id:  # the token that starts the next document
-            break
-        text.put(token)
-    text.end()
+    with _Text(lambda new: pieces.decode([*ids[1:], *new]), echo=not json) as text:
+        for token in generate(
+            model,
+            torch.tensor(ids, device=device),
+            tokens,
+            temperature=temperature,
+            top_k=top_k,
+            context=recipe.train.train_seq_len,
+            generator=torch.Generator(device).manual_seed(seed),
+            vocab_size=pieces.vocab_size,
+        ):
+            if token == pieces.bos_id:  # the token that starts the next document
+                break
+            text.put(token)
     if json:
         print_json({"prompt": prompt, "text": text.text, "tokens": len(text.ids)})
 
@@ -166,7 +164,7 @@ def _typed() -> Iterable[str]:
 
 
 class _Text:
-    """Text of the tokens so far, which is printed as they come.
+    """Text of the tokens so far, which is printed as they come; its line ends with its block, after Ctrl-C too.
 
     Args:
         decode: ids → text.
@@ -177,6 +175,15 @@ class _Text:
         self.ids: list[int] = []
         self._decode, self._echo, self._printed = decode, echo, ""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._echo and (kind is None or self._printed):
+            self._print(self.text)
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
     @property
     def text(self) -> str:
         return self._decode(self.ids)
@@ -186,13 +193,6 @@ class _Text:
         self.ids.append(token)
         if self._echo and not self.text.endswith("�"):  # else the last character lacks bytes, which later tokens hold
             self._print(self.text)
-
-    def end(self) -> None:
-        """Print the rest, and end the line."""
-        if self._echo:
-            self._print(self.text)
-            sys.stdout.write("\n")
-            sys.stdout.flush()
 
     def _print(self, text: str) -> None:
         sys.stdout.write(shown(text[len(self._printed) :], keep="\n\t"))  # what a model writes may steer a terminal

@@ -67,9 +67,19 @@ def loader():
 
 def nearness(net):
     torch.manual_seed(0)
-    exact = [tensor for tensor in torch.load(FILE).values()]
+    exact = [tensor for tensor in torch.load(FILE, weights_only=True).values()]
     error = sum(float((a - b).square().sum()) for a, b in zip(net.state_dict().values(), exact))
     return -error
+
+
+calls = []
+
+
+def stopped(net):
+    calls.append(net)
+    if len(calls) > 2:
+        raise KeyboardInterrupt
+    return nearness(net)
 
 
 def broken():
@@ -228,6 +238,16 @@ def test_the_smallest_file_that_holds_a_metric_is_written(
     status, answer = compressed(folder, capsys, *code, *metric, "--at-least", "1e-9")
     assert status == 1
     assert "at_least" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_after_ctrl_c_it_is_said_what_is_kept(
+    kept: bool, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    code = ["--model", "own_net.py:Net", "--metric", "own_net.py:stopped", *(["--folder", "kept"] if kept else [])]
+    assert run(build_app, ["curve", "net.pt", *code]) == 130
+    assert ("kept in kept" in capsys.readouterr().err) == kept == (folder / "kept").exists()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import birdie
-from birdie.cli import main
+from birdie.cli import build_app, main
+from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.hub import TextModel
 from tests.hub.models import write
@@ -124,3 +125,15 @@ def test_a_fine_tune_has_its_tokenizer_from_the_base(file: Path, tmp_path: Path)
     assert opened.prompt("once") == [1]
     with pytest.raises(ConfigError, match="base"):
         TextModel.open(tuned)
+
+
+def test_after_ctrl_c_the_line_of_the_text_has_an_end(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: TextModel, _ids: object, _tokens: int, put: Any, **_: object) -> None:
+        put(self.words("once").input_ids[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TextModel, "generate", interrupted)
+    assert run(build_app, ["sample", str(file), "--prompt", "a", "--device", "cpu"]) == 130
+    assert capsys.readouterr().out.endswith("once\n")
