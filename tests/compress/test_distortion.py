@@ -1,4 +1,4 @@
-"""Errors are told as the integers by row that err as much, which those integers themselves are."""
+"""Errors are given as the integers by row that err as much, which those integers themselves are."""
 
 import pytest
 import torch
