@@ -36,7 +36,7 @@ def images_in(folder: Path) -> list[Path]:
 def require_images(paths: Sequence[Path]) -> None:
     """Check that there are enough images, and what decodes them."""
     if len(paths) < _LEAST_IMAGES:
-        raise DataError(f"too few images to calibrate on, {len(paths)}; give hundreds")
+        raise DataError(f"too few images to calibrate on: {len(paths)}; give hundreds")
     if find_spec("PIL") is None:
         raise ConfigError("calibration on images needs Pillow, which is not installed; pip install Pillow")
 
