@@ -12,7 +12,7 @@ from tests.hostile.chain_laws import states_of
 from tests.hostile.workload import COMMANDS, call, write_checkpoints
 from tests.kills import kill_at_each_call
 
-ERRORS = ["kill", faults.FULL_DISK]  # a full disk says ENOSPC
+ERRORS = ["ENOSPC", "kill", faults.FULL_DISK]
 SHORT: list[tuple[str, dict[str, Any], int]] = [
     # campaign, settings, least number of attacks
     ("chain_flips", {"count": 1, "only": ["step-20*"]}, 3),

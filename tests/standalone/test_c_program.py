@@ -100,13 +100,13 @@ def test_the_example_prints_the_tensors_of_a_file(tmp_path: Path) -> None:
     assert "cut" in done.stderr
 
 
-@pytest.mark.parametrize("each", [20, pytest.param(native.EACH, marks=pytest.mark.nightly)])
-def test_mutants_end_without_a_report(each: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(native.EACH, marks=pytest.mark.nightly)])
+def test_mutants_end_without_a_report(count: int, tmp_path: Path) -> None:
     """`python -m tests.hostile.native` does this a million times, of more files."""
     cc = native.compiler()
     if cc is None:
         pytest.skip("cc has no sanitizers")
     files = {path.name: path.read_bytes() for path in sorted(RELEASED.glob("*.birdie")) if path.is_file()}
-    counted = native.attack(native.build(cc, tmp_path, short=False), 0, files["base.birdie"], [*files.values()], each)
-    assert counted["mutants"] == (1 + each) * len(files)
+    counted = native.attack(native.build(cc, tmp_path, short=False), 0, files["base.birdie"], [*files.values()], count)
+    assert counted["mutants"] == (1 + count) * len(files)
     assert 0 < counted["refused"] < counted["mutants"]
