@@ -9,9 +9,11 @@ REQUIREMENTS := --constraint constraints.txt --editable '.[dev]'
 OLD_PYTHON ?= $(shell for p in python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info >= (3, 13))' 2>/dev/null && echo $$p && break; done)
 
-test fast nightly: export OPENBLAS_NUM_THREADS = 1  # every core runs a test process already
-test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels  # not in the checkout
-test lint: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/mypy  # as are the types of libraries
+# Every core runs a test process already. Kernels and the types of libraries are kept outside of the checkout. Comments
+# stand in lines of their own, because make counts the spaces before one to the value.
+test fast nightly: export OPENBLAS_NUM_THREADS = 1
+test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels
+test lint: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/mypy
 
 .PHONY: demo test fast nightly lint wheel docs browser wasm rivals crowd clean
 

@@ -267,8 +267,8 @@ def test_entry_points_import_nothing_heavy(statements: list[str], absent: set[st
 
 def test_no_two_classes_have_one_name() -> None:
     where: dict[str, list[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in MODULES:
+        for node in nodes(syntax_tree(module), type_checking=True):
             if isinstance(node, ast.ClassDef):
-                where.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
-    assert {name: files for name, files in where.items() if len(files) > 1} == {}
+                where.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in where.items() if len(modules) > 1} == {}

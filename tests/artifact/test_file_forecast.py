@@ -19,6 +19,7 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.rate import forecast as some_rows
 from birdie.compress.rate.target import Target
+from tests.nightly import mostly_nightly
 
 NUMBERS = torch.Generator().manual_seed(0)
 
@@ -72,9 +73,13 @@ def relative_error(state: Mapping[str, Tensor], decoded: Mapping[str, Tensor]) -
 
 PAIRS = [(model, "default, fast") for model in MODELS] + [(model, "bits") for model in MODELS]
 PAIRS += [("layers", setting) for setting in SETTINGS] + [("experts", "lossless"), ("convolution", "rules")]
+DAILY = [("layers", "default"), ("bfloat16", "default, fast"), ("experts", "lossless"), ("layers", "grid")]
+DAILY += [("layers", "trellis"), ("layers", "ternary"), ("layers", "low rank"), ("convolution", "rules")]
+DAILY += [("adapters", "bits"), ("large vectors", "bits"), ("tied", "default, fast"), ("layers", "bits")]
+"""Every model, and every setting."""
 
 
-@pytest.mark.parametrize(("model", "setting"), dict.fromkeys(PAIRS))
+@pytest.mark.parametrize(("model", "setting"), mostly_nightly(dict.fromkeys(PAIRS), DAILY))
 @pytest.mark.usefixtures("few_rows")
 def test_the_forecast_is_near_the_run(model: str, setting: str, tmp_path: Path) -> None:
     state, settings = MODELS[model](), SETTINGS[setting]

@@ -390,7 +390,7 @@ def test_settings_that_do_not_fit_are_refused(trained: Path, ask: Ask, flags: li
     assert why in answer["error"]["message"]
 
 
-RANKED = [["--stride", "8"], ["--mode", "streaming", "--streaming.segments", "4"], ["--ngram.enabled"]]
+RANKED = [["--mode", "streaming", "--streaming.segments", "4"], ["--ngram.enabled"]]
 
 
 def commands_of_a_rank(recipe: str, weights: str, ports: list[int]) -> None:

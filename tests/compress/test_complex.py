@@ -167,7 +167,7 @@ def test_data_calibrate_the_other_weights_and_say_so(caplog: pytest.LogCaptureFi
     model, batches = Network(), [torch.randn(4, 1, 32, generator=NUMBERS) for _ in range(6)]
     with caplog.at_level("INFO", "birdie"):
         known = birdie.calibrate(model, batches, lambda module, x: module(x).square().mean())
-        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8, tune=1)
+        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8, tune=0.1)
     assert "layers.0.weight" in summary.uncalibrated
     assert any("layers.0.weight" in message for message in caplog.messages)
     assert summary.error is not None

@@ -180,7 +180,7 @@ def loss(module: nn.Module, batch: Tensor) -> Tensor:
 
 def test_stacks_in_a_calibrated_module_are_calibrated() -> None:
     module = Experts()
-    file, decoded = saved(module, bits=5.0, calibration=birdie.calibrate(module, batches(), loss), tune=1)  # type: ignore[arg-type]
+    file, decoded = saved(module, bits=5.0, calibration=birdie.calibrate(module, batches(), loss), tune=0.1)  # type: ignore[arg-type]
     assert 8 * len(file) <= 5 * sum(weight.numel() for weight in module.parameters())
     for name, weight in module.state_dict().items():
         assert decoded[name].shape == weight.shape

@@ -207,7 +207,7 @@ def test_a_tuned_file_meets_its_target_and_is_better(
 ) -> None:
     module = wide()
     plain = birdie.save(module, tmp_path / "plain", calibration=calibrated, **target)  # type: ignore[arg-type]
-    tuned = birdie.save(module, tmp_path / "tuned", calibration=calibrated, tune=3, **target)  # type: ignore[arg-type]
+    tuned = birdie.save(module, tmp_path / "tuned", calibration=calibrated, tune=1, **target)  # type: ignore[arg-type]
     assert plain.untuned is None
     assert tuned.untuned == pytest.approx(plain.error, rel=1e-3)
     assert tuned.error is not None
@@ -231,7 +231,7 @@ def test_what_may_be_chance_is_not_kept(calibrated: CalibrationResult, tmp_path:
     few = [(x[:4], y[:4]) for x, y in some_batches(2, seed=9)]
     measured = HeldOut(calibrated.measured().module, few, nats)
     known = replace(calibrated, held_out=measured)
-    summary = birdie.save(wide(), tmp_path / "x", bits=3.0, calibration=known, tune=0.5)
+    summary = birdie.save(wide(), tmp_path / "x", bits=3.0, calibration=known, tune=0.2)
     assert summary.error == pytest.approx(summary.untuned)
     losses = measured.nats(birdie.load(tmp_path / "x"))
     assert losses is not None
@@ -242,7 +242,7 @@ def test_what_may_be_chance_is_not_kept(calibrated: CalibrationResult, tmp_path:
 def test_rules_that_keep_every_bit_are_kept(calibrated: CalibrationResult, tmp_path: Path) -> None:
     module = wide()
     rules = [("2.bias", "lossless"), ("*", "trellis:states=4")]
-    birdie.save(module, tmp_path / "x", calibration=calibrated, tune=2, scheme=rules)
+    birdie.save(module, tmp_path / "x", calibration=calibrated, tune=0.7, scheme=rules)
     loaded = birdie.load(tmp_path / "x")
     assert torch.equal(loaded["2.bias"], module.state_dict()["2.bias"])
     assert not torch.equal(loaded["0.bias"], module.state_dict()["0.bias"].half().float())
@@ -260,7 +260,7 @@ def test_the_last_part_meets_the_budget_beside_a_rule_for_the_largest_matrix(
 
     monkeypatch.setattr(by_parts, "fit_rest", recorded)
     rules = [("2.weight", "int4")]
-    summary = birdie.save(wide(), tmp_path / "x", budget=14_000, calibration=calibrated, tune=1, scheme=rules)
+    summary = birdie.save(wide(), tmp_path / "x", budget=14_000, calibration=calibrated, tune=0.3, scheme=rules)
     assert len(sizes) == 1
     assert max(summary.bytes, *sizes, 0) <= 14_000
 
@@ -272,7 +272,7 @@ def test_a_last_part_that_cannot_meet_the_budget_leaves_the_file_without_tuning(
         raise BudgetError("too small")
 
     monkeypatch.setattr(by_parts, "fit_rest", refuse)
-    summary = birdie.save(wide(), tmp_path / "x", budget=14_000, calibration=calibrated, tune=0.5)
+    summary = birdie.save(wide(), tmp_path / "x", budget=14_000, calibration=calibrated, tune=0.2)
     assert summary.error == summary.untuned
 
 

@@ -74,13 +74,13 @@ def _saved(base: dict[str, Tensor]) -> bytes:
     return file.getvalue()
 
 
-def attack(program: Path, seed: int, base: bytes, files: list[bytes]) -> Counter[str]:
-    """Decode files and the mutants that C makes of them; return what became of them.
+def attack(program: Path, seed: int, base: bytes, files: list[bytes], count: int = EACH) -> Counter[str]:
+    """Decode files and the mutants that C makes of them, `count` of a file; return what became of them.
 
     Raises:
         RuntimeError: the decoder ended with a report of a sanitizer, which the message has.
     """
-    data = struct.pack("<II", seed, EACH) + b"".join(struct.pack("<I", len(one)) + one for one in (base, *files))
+    data = struct.pack("<II", seed, count) + b"".join(struct.pack("<I", len(one)) + one for one in (base, *files))
     done = subprocess.run([str(program)], input=data, capture_output=True, check=False)
     lines = [tuple(map(int, line.split())) for line in done.stdout.decode().splitlines()]
     if done.returncode or len(lines) != len(files):

@@ -16,13 +16,13 @@ ERRORS = ["ENOSPC", "kill", faults.FULL_DISK]
 SHORT: list[tuple[str, dict[str, Any], int]] = [
     # campaign, settings, least number of attacks
     ("chain_flips", {"count": 1, "only": ["step-20*"]}, 3),
-    ("chain_races", {"count": 2, "only": ["two writers of two runs", "pieces, folder"]}, 4),
+    ("chain_races", {"count": 1, "only": ["two writers of two runs", "pieces, folder"]}, 2),
     (
         "faults",
         {"count": 1, "seed": 9, "only": ["compress", "compress chain", "chain --keep-every"], "errors": ERRORS},
         6,
     ),
-    ("prepared", {"count": 5, "only": ["compress"]}, 3),
+    ("prepared", {"count": 3, "only": ["compress"]}, 3),
 ]
 LONG = [
     ("chain_flips", {"count": 20}, 300),

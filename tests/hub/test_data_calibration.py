@@ -120,7 +120,7 @@ def test_tuning_uses_the_names_on_disk(folders: dict[str, Path], tmp_path: Path)
     state = open_checkpoint(folder).content
     result = calibrate_on_text(folder, state, folders["text"], tokens=512)
     plain = birdie.save(state, tmp_path / "plain.birdie", scheme="int4", calibration=result)
-    tuned = birdie.save(state, tmp_path / "tuned.birdie", scheme="int4", calibration=result, tune=2)
+    tuned = birdie.save(state, tmp_path / "tuned.birdie", scheme="int4", calibration=result, tune=0.3)
     assert plain.error is not None
     assert tuned.error is not None
     assert tuned.error <= plain.error * 1.001

@@ -1,7 +1,5 @@
 """ONNX models in and out: lossless to the byte, lossy with the same graph; what the graph tells; hostile files."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,14 @@ from birdie.artifact.onnx_export import write_onnx  # noqa: E402
 from birdie.checkpoints.onnx_file import OnnxModel, read_onnx  # noqa: E402
 from birdie.errors import ArtifactError, BirdieError, ConfigError, WeightsError  # noqa: E402
 from birdie.system.extras import install_line  # noqa: E402
+from tests.forked import run_python  # noqa: E402
+from tests.nightly import mostly_nightly  # noqa: E402
 from tests.onnx import zoo  # noqa: E402
 
-FORMS = [(name, external) for name in zoo.MODELS for external in (False, True)]
+FORMS = mostly_nightly(
+    [(name, external) for name in zoo.MODELS for external in (False, True)],
+    [(name, index % 3 == 0) for index, name in enumerate(zoo.MODELS)],
+)
 
 
 def outputs(path: Path, feeds: dict[str, Any]) -> list[Any]:
@@ -372,8 +375,8 @@ try:
 except birdie.ConfigError as error:
     print(error)
 """
-    process = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert install_line("onnx") in process.stdout
+    process = run_python("-c", program)
+    assert install_line("onnx") in process.stdout, process.stderr
 
 
 def test_limits_hold(tmp_path: Path) -> None:

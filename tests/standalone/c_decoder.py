@@ -164,7 +164,7 @@ def compiler() -> str | None:
 def load(folder: Path) -> ctypes.CDLL:
     """Compile the decoder as a shared library in `folder`, warnings being errors; return it."""
     path = folder / "libbirdie.so"
-    command = [compiler() or "cc", *FLAGS, "-O2", "-shared", "-fPIC", str(C_DECODER[0]), "-o", str(path)]
+    command = [compiler() or "cc", *FLAGS, "-O1", "-shared", "-fPIC", str(C_DECODER[0]), "-o", str(path)]
     subprocess.run(command, check=True)
     library = ctypes.CDLL(str(path))
     file, size, pointer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p

@@ -61,12 +61,20 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [["-O1"], ["-O1", "-DBIRDIE_NO_MALLOC", "-ffreestanding"]], ids=["hosted", "bare"])
 @pytest.mark.parametrize("name", ["gcc", "clang"])
-def test_no_compiler_has_a_warning(name: str, flags: list[str], tmp_path: Path) -> None:
+def test_no_compiler_has_a_warning_and_there_is_no_state(name: str, flags: list[str], tmp_path: Path) -> None:
+    """No symbol of the object file is of data that can be written."""
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
-    command = [name, *FLAGS, *flags, "-c", str(C_DECODER[0]), "-o", str(tmp_path / "birdie.o")]
+    path = tmp_path / "birdie.o"
+    command = [name, *FLAGS, *flags, "-fno-pic", "-c", str(C_DECODER[0]), "-o", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not installed")
+    listed = subprocess.run(["nm", str(path)], capture_output=True, text=True, check=True).stdout
+    kinds = re.findall(r"^\w* +([A-Za-z]) \S+$", listed, re.MULTILINE)
+    assert {"T", "t", "U"} <= {*kinds}
+    assert not {*"bBdDC"} & {*kinds}
 
 
 def test_the_header_is_also_one_of_cpp(tmp_path: Path) -> None:
@@ -76,18 +84,6 @@ def test_the_header_is_also_one_of_cpp(tmp_path: Path) -> None:
     program.write_text('#include "birdie.h"\nint main() { return birdie_error_text(0) == nullptr; }\n')
     command = ["c++", "-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{C_DECODER[1].parent}", "-c", str(program)]
     subprocess.run([*command, "-o", str(tmp_path / "program.o")], check=True)
-
-
-def test_there_is_no_state_outside_of_functions(tmp_path: Path) -> None:
-    """No symbol of the object file is of data that can be written."""
-    if shutil.which("nm") is None:
-        pytest.skip("nm is not installed")
-    path = tmp_path / "birdie.o"
-    subprocess.run([compiler() or "cc", *FLAGS, "-fno-pic", "-c", str(C_DECODER[0]), "-o", str(path)], check=True)
-    listed = subprocess.run(["nm", str(path)], capture_output=True, text=True, check=True).stdout
-    kinds = re.findall(r"^\w* +([A-Za-z]) \S+$", listed, re.MULTILINE)
-    assert {"T", "t", "U"} <= {*kinds}
-    assert not {*"bBdDC"} & {*kinds}
 
 
 def test_the_example_prints_the_tensors_of_a_file(tmp_path: Path) -> None:
@@ -104,12 +100,13 @@ def test_the_example_prints_the_tensors_of_a_file(tmp_path: Path) -> None:
     assert "cut" in done.stderr
 
 
-def test_thousands_of_mutants_end_without_a_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(native.EACH, marks=pytest.mark.nightly)])
+def test_mutants_end_without_a_report(count: int, tmp_path: Path) -> None:
     """`python -m tests.hostile.native` does this a million times, of more files."""
     cc = native.compiler()
     if cc is None:
         pytest.skip("cc has no sanitizers")
     files = {path.name: path.read_bytes() for path in sorted(RELEASED.glob("*.birdie")) if path.is_file()}
-    counted = native.attack(native.build(cc, tmp_path, short=False), 0, files["base.birdie"], [*files.values()])
-    assert counted["mutants"] == (1 + native.EACH) * len(files)
+    counted = native.attack(native.build(cc, tmp_path, short=False), 0, files["base.birdie"], [*files.values()], count)
+    assert counted["mutants"] == (1 + count) * len(files)
     assert 0 < counted["refused"] < counted["mutants"]

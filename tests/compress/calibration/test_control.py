@@ -22,7 +22,7 @@ from birdie.compress.scheme import Sensitivity
 from birdie.errors import BudgetError
 
 Batch = tuple[Tensor, Tensor]
-BITS = (2.7, 3.2, 3.5, 4.0, 4.5, 5.0)
+BITS = (2.7, 3.5, 4.5)
 ROWS = 600  # of other tables
 TABLES = (600, 300, 100)
 

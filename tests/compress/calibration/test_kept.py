@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import birdie
 from tests.compress.calibration.side_effects import CLASSES, INPUTS, Base, picture, seeded, subclasses
+from tests.nightly import mostly_nightly
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Batches = list[tuple[Tensor, Tensor]]
@@ -78,8 +79,16 @@ ACTIONS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("action", ACTIONS)
+EVERY = [(action, kind) for action in ACTIONS for kind in subclasses()]
+THOROUGH = "tune"  # which calibrates, measures and trains: the one action of each daily run that all kinds go through
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    mostly_nightly(
+        EVERY, [pair for index, pair in enumerate(EVERY) if pair[0] == THOROUGH or index % (len(ACTIONS) - 1) == 0]
+    ),
+)
 def test_a_module_is_the_same_before_and_after(action: str, kind: type[Base], one_thread: None) -> None:  # noqa: ARG001
     module = seeded(kind)
     earlier = picture(module)

@@ -176,14 +176,14 @@ def test_a_loss_that_trains_calibrates_measures_and_tunes(case: str) -> None:
     torch.manual_seed(0)
     build, loss = WORKING[case]
     module, data = build(), batches()
-    file = io.BytesIO()
-    summary = birdie.save(module, file, effort="fast", quality=0.001, calibration=(module, data, loss))
+    known, file = birdie.calibrate(module, data, loss), io.BytesIO()
+    summary = birdie.save(module, file, effort="fast", quality=0.001, calibration=known)
     assert summary.error is not None
     assert 0 < summary.error <= 0.001
     other = birdie.load(file.getvalue(), into=build())
     outputs = [one(data[-1][0]).detach() for one in (module, other)]
     assert float((outputs[0] - outputs[1]).norm() / outputs[0].norm()) < 0.5
-    tuned = birdie.save(module, io.BytesIO(), effort="fast", bits=8, tune=0.1, calibration=(module, data, loss))
+    tuned = birdie.save(module, io.BytesIO(), effort="fast", bits=8, tune=0.1, calibration=known)
     assert tuned.error is not None
     assert tuned.untuned is not None
     assert tuned.error <= tuned.untuned

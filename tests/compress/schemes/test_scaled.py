@@ -20,6 +20,7 @@ from birdie.compress.schemes.lossless import SCALED, TABLES, Lossless, layout
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
 from tests.compress.matrices import assert_matches_layout, gaussian
+from tests.nightly import mostly_nightly
 
 SHAPE = (128, 256)
 FLOAT16, BFLOAT16, FLOAT32 = torch.float16, torch.bfloat16, torch.float32
@@ -150,7 +151,7 @@ def test_a_quantized_tensor_costs_what_its_packed_form_costs(name: str) -> None:
     assert summary.tensors[0].scheme.endswith(text)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", mostly_nightly(FORMATS, [*FORMATS][::4]))
 def test_by_default_and_with_room_a_quantized_tensor_stays_exact(name: str) -> None:
     """It does unless eight bits a weight are smaller, as they may be for 256 levels."""
     weight, _ = FORMATS[name][0]()
