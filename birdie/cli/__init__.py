@@ -8,6 +8,7 @@ docstring that begins with "`birdie NAME`:". The rest of that line is its help, 
 its flags are then read, explained and refused in a fraction of a second.
 """
 
+import gc
 import importlib
 import io
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from cyclopts import App, Group
 
-from birdie.cli.console import leave, new_app, run, version
+from birdie.cli.console import leave, leave_imports_out, new_app, run, version
 
 GROUPS = ("Train", "Compress", "Evaluate")
 """Panels of `birdie --help`, in this order; other names follow, in the order of the alphabet."""
@@ -80,4 +81,5 @@ def main(tokens: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not end the command
             stream.reconfigure(errors="replace")
+    gc.callbacks.append(leave_imports_out)
     leave(run(build_app, tokens))

@@ -68,8 +68,13 @@ def bar(description: str, unit: str, console: "Console | None" = None) -> Iterat
         unit: of the work, for its rate.
         console: to show it on, so that log lines of the same console appear above it; None: stderr.
     """
-    from rich import progress  # imported late: for those who look
     from rich.console import Console
+
+    console = console or Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter) or os.environ.get("RANK", "0") != "0":
+        yield no_progress
+        return
+    from rich import progress  # imported late: for those who look
     from rich.text import Text
 
     class Rate(progress.ProgressColumn):
@@ -86,9 +91,7 @@ def bar(description: str, unit: str, console: "Console | None" = None) -> Iterat
         Rate(),
         progress.TimeRemainingColumn(),
     )
-    console = console or Console(stderr=True)
-    visible = (console.is_terminal or console.is_jupyter) and os.environ.get("RANK", "0") == "0"
-    with progress.Progress(*columns, console=console, transient=True, disable=not visible) as shown:
+    with progress.Progress(*columns, console=console, transient=True) as shown:
         number = shown.add_task(description, total=None)
         task = shown.tasks[0]
 
