@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from birdie.cli.compress_flags import AT_LEAST, DATA, FOLDER, IMAGE_SIZE, LOSS, METRIC, MODEL, own_code
 from birdie.cli.console import Json, log, print_json, print_line
-from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.system.figures import image_path
 from birdie.system.outputs import require_writable
@@ -43,14 +42,16 @@ def command(
     Every file is made in memory, decoded, and given to the metric as the module that --model builds. The last line is
     the command that writes the smallest file; `birdie compress --metric --at-least` searches and writes it.
     """
-    from birdie.artifact import SaveOptions, checkpoint_curve
+    from birdie.artifact import Measurements, SaveOptions, checkpoint_curve, require_search
     from birdie.checkpoints import open_checkpoint
     from birdie.gpt.run.calibrating import OnOwnModel, Request
 
     if own_data is None and (loss, image_size) != (None, None):
         raise ConfigError("--loss and --image-size are of the data; add --data, or drop them")
-    measure = imported("--metric", metric)
-    if plot is not None:  # before the long work
+    # before the long work
+    budgets = require_search(None if sizes is None else sizes.split(","), at_least)
+    measure, measured = imported("--metric", metric), Measurements(folder)
+    if plot is not None:
         require_writable(image_path(plot).parent)
     source = open_checkpoint(checkpoint)
     network = OnOwnModel(Request(source.path, code=own_code(model, own_data, loss, image_size)))
@@ -62,9 +63,9 @@ def command(
                 network.module,
                 measure,
                 SaveOptions(calibration=known),
-                sizes=None if sizes is None else [parse_size(size) for size in sizes.split(",")],
+                budgets=budgets,
                 at_least=at_least,
-                folder=folder,
+                measured=measured,
                 progress=log_point,
             )
     if plot is not None:
