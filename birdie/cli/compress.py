@@ -1,5 +1,6 @@
 """`birdie compress`: compress a checkpoint (safetensors, torch.save, ONNX, Hugging Face folder) into a .birdie file."""
 
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -275,9 +276,10 @@ def _show(source: "Checkpoint", written: _Written, lossless: bool) -> None:
         print_line(_differences(summary))
     if any(why == OF_TRAINING for _, why in source.left_out.values()):
         print_line(
-            f"left out are checkpoints, which a chain keeps: birdie compress {source.path} --full-every 10 -o CHAIN"
+            "left out are checkpoints, which a chain keeps: "
+            f"birdie compress {shlex.quote(str(source.path))} --full-every 10 -o CHAIN"
         )
-    print_line(f"list its tensors: birdie inspect {summary.path}")
+    print_line(f"list its tensors: birdie inspect {shlex.quote(summary.path)}")
     show_taken(source)
 
 

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -147,6 +148,8 @@ def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequenc
     """Run the command that `tokens` name; return the exit code."""
 
     def command() -> None:
+        if any(not token and not before.startswith("-") for before, token in pairwise(("", *tokens))):
+            raise ConfigError("an argument is empty; is a variable of the shell not set?")
         app, arguments = build(tokens)
         if isinstance(app, CommandApp) and HELP_ALL in arguments:
             app.shows_all = True

@@ -1,5 +1,6 @@
 """`birdie curve`: bytes of a model against a measure of one's own, and the smallest file that holds it."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ def command(
     model: Annotated[str, MODEL],
     metric: Annotated[str, METRIC],
     at_least: Annotated[float | None, AT_LEAST] = None,
+    key: Annotated[
+        list[str] | None, Parameter(negative=(), help="As of birdie compress: the dict of tensors that is meant.")
+    ] = None,
     sizes: Annotated[
         str | None, Parameter(help="Sizes of the files, such as 10kB,20kB,40kB. Default: 8 to 1 bits a weight.")
     ] = None,
@@ -53,7 +57,7 @@ def command(
     measure, measured = imported("--metric", metric), Measurements(folder)
     if plot is not None:
         require_writable(image_path(plot).parent)
-    source = open_checkpoint(checkpoint)
+    source = open_checkpoint(checkpoint, keys=key or ())
     network = OnOwnModel(Request(source.path, code=own_code(model, own_data, loss, image_size)))
     with source.mapped():
         known, note = network(source.content)
@@ -81,10 +85,12 @@ def command(
         print_line(f"plot: {plot}")
     if result.smallest is not None:
         flags = {"--data": own_data, "--loss": loss, "--image-size": image_size}
-        texts = [f" {flag} {value}" for flag, value in flags.items() if value is not None]
-        calibration = "".join([f" --model {model}", *texts]) if texts else ""
-        name = checkpoint.with_suffix(".birdie").name
-        print_line(f"write it: birdie compress {checkpoint} -o {name} --budget {result.smallest.budget}{calibration}")
+        texts = [text for flag, value in flags.items() if value is not None for text in (flag, value)]
+        calibration = ["--model", model, *texts] if texts else []
+        keys = [text for one in key or () for text in ("--key", one)]
+        name, budget = checkpoint.with_suffix(".birdie").name, str(result.smallest.budget)
+        words = ["birdie", "compress", str(checkpoint), "-o", name, "--budget", budget, *keys, *calibration]
+        print_line(f"write it: {shlex.join(words)}")
 
 
 @contextmanager
