@@ -231,7 +231,8 @@ def require_search(sizes: Sequence[int | str] | None, at_least: float | None) ->
     """
     if sizes is not None and at_least is not None:
         raise ConfigError("sizes and at_least are two searches; give one of them")
-    if at_least is not None and not (isinstance(at_least, Real) and math.isfinite(at_least)):
+    value: object = at_least
+    if value is not None and not (isinstance(value, Real) and math.isfinite(float(value))):
         raise ConfigError(f"at_least={at_least!r} is not a finite number; give a value of the metric")
     if isinstance(sizes, str) or not isinstance(sizes, Iterable | None):
         raise ConfigError(f"sizes={sizes!r} is no list; give for example [20_000, '40kB']")

@@ -148,7 +148,7 @@ def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequenc
     """Run the command that `tokens` name; return the exit code."""
 
     def command() -> None:
-        if any(not token and not before.startswith("-") for before, token in pairwise(("", *tokens))):
+        if any(not token and not flag.startswith("-") for flag, token in pairwise(("", *tokens))):
             raise ConfigError("an argument is empty; is a variable of the shell not set?")
         app, arguments = build(tokens)
         if isinstance(app, CommandApp) and HELP_ALL in arguments:

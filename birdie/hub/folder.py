@@ -69,6 +69,7 @@ def write_birdie_folder(
             files = kept_files.read(reader)
     else:
         files = all_files(file, base=base)
+    files = {name: content for name, content in files.items() if not _lists_shards(name, content)}
     if not summary.files:
         raise ConfigError(
             f"{file} keeps no configuration, which a folder needs; compress the model's Hugging Face folder instead of "
@@ -86,6 +87,13 @@ def write_birdie_folder(
             (folder / "model.safetensors").write_bytes(len(empty).to_bytes(8, "little") + empty)
         (folder / CARD).write_text(text, encoding="utf-8")
     return summary
+
+
+def _lists_shards(name: str, content: bytes) -> bool:
+    """Return whether a file is the index of files of weights, which such a folder has not."""
+    with suppress(ValueError):
+        return name.endswith(".index.json") and "weight_map" in parse_object(content)
+    return False
 
 
 def _config(content: bytes, summary: Summary) -> str:

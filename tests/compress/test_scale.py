@@ -111,7 +111,7 @@ def test_small_weights_beside_large_ones_keep_no_larger_errors_than_themselves(h
 
 @pytest.mark.parametrize("bits", [2.5, 3])
 def test_narrow_rows_cost_no_more_than_wide_ones(bits: float) -> None:
-    """Of 16 weights some are small by chance, which is no reason to give up the trellis; and the budget is met."""
+    """Chance makes some of 16 weights small, which is no reason to give up the trellis; and the budget is met."""
     weights = torch.randn(32_000, generator=torch.Generator().manual_seed(0))
     errors = []
     for width in (16, 320):

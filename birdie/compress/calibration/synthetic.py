@@ -281,10 +281,10 @@ def batches_of(module: nn.Module, example_inputs: Any) -> list[Inputs]:
         raise ConfigError(
             "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list or loader of these"
         )
-    given = list(_tensors(batches))
-    if not any(tensor.numel() for tensor in given):
+    samples = list(_tensors(batches))
+    if not any(tensor.numel() for tensor in samples):
         raise ConfigError("the tensors of example_inputs are empty; give some samples")
-    if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for tensor in given):
+    if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for tensor in samples):
         raise DataError("example_inputs holds NaN; leave out the samples that do")
     device = _example_weight(module).device
     batches = [
