@@ -136,7 +136,7 @@ def sensitivity(
         DataError: there are no batches, or activations are not finite.
         WeightsError: a weight is not finite.
     """
-    if isinstance(at, str) or not isinstance(at, Collection):
+    if not isinstance(at, Collection) or str in map(type, at):
         raise ConfigError(f"at={at!r} is no list of bits per weight; give for example (2, 4)")
     for number in at:
         Target(bits=number)  # checks it
