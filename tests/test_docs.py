@@ -35,6 +35,7 @@ RUNNABLE = (
     "docs/checkpoints.md",
     "docs/compress.md",
     "docs/extend.md",
+    "docs/load.md",
     "docs/scoring.md",
     "docs/techniques.md",
     "docs/train-small.md",

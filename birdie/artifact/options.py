@@ -2,7 +2,7 @@
 
     SaveOptions ──┬──► birdie.save(…): signature, types, docstring    birdie/system/keywords.py
                   ├──► birdie compress --FLAG                         birdie/cli/compress_flags.py
-                  ├──► the table in docs/compress.md                  scripts/docs.py
+                  ├──► the tables in docs/api/files.md                scripts/docs.py
                   └──► checks of each value, then of combinations     __post_init__
 
 An option whose `Parameter` says `parse=False` has no flag. This module imports no torch, so that the help of a command

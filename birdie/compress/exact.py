@@ -5,7 +5,7 @@ What a tensor is for decides, not how precise 16 bits are: a rotary frequency of
 dict, structure and content tell: what stands beside the codes of a quantized matrix (birdie.compress.packed), numbers
 that follow from one another (birdie.compress.constants), few values, integers, the order of a batch norm's tensors. A
 vector of which nothing tells is exact, unless it is as long as a side of a matrix, as biases and norms are: it is in
-doubt, and exact where that costs little (birdie.compress.small_tensors). docs/compress.md has the rule as a table.
+doubt, and exact where that costs little (birdie.compress.small_tensors). docs/compress.md has the rule.
 """
 
 import re

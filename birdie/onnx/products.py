@@ -101,6 +101,8 @@ def _of_node(node: Any, weight: Callable[[str], str | None], number: int) -> Ite
                 yield GraphProduct(name, node.input[other], _turned_product if is_turned else _product)
     elif node.op_type == "Conv" and names[1] is not None:
         yield GraphProduct(names[1], node.input[0], lambda x, w: _convolution(x, w, options))
+    elif node.op_type == "ConvTranspose" and names[1] is not None and _integers(options, "group", [1]) == [1]:
+        yield GraphProduct(names[1], node.input[0], lambda x, w: _transposed_convolution(x, w, options))
     elif node.op_type == "Gather" and names[0] is not None and not (options.get("axis") and options["axis"].i):
         yield GraphProduct(names[0], node.input[1], lambda ids, w: F.embedding(ids.long() % len(w), w))
     elif node.op_type in ("LSTM", "GRU", "RNN"):
@@ -126,21 +128,54 @@ def _convolution(x: Tensor, weight: Tensor, options: Mapping[str, Any]) -> Tenso
     dims = weight.ndim - 2
     if not 0 < dims <= len(_CONVOLUTIONS):
         return x
+    stride, dilation = _integers(options, "strides", [1] * dims), _integers(options, "dilations", [1] * dims)
+    totals = [
+        max((-(-size // step) - 1) * step + reach - size, 0)
+        for size, step, reach in zip(x.shape[2:], stride, _reaches(weight, dilation), strict=True)
+    ]
+    low, high = _pads(options, totals)
+    (groups,) = _integers(options, "group", [1])
+    return _CONVOLUTIONS[dims - 1](_padded(x.float(), low, high), weight, None, stride, 0, dilation, groups)
 
-    def integers(name: str, default: list[int]) -> list[int]:
-        return list(options[name].ints) if name in options else default
 
-    stride, dilation = integers("strides", [1] * dims), integers("dilations", [1] * dims)
-    pads = integers("pads", [0] * 2 * dims)
+def _transposed_convolution(x: Tensor, weight: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Return it as the convolution of inputs with zeros between them, both read from their ends."""
+    dims = weight.ndim - 2
+    if not 0 < dims <= len(_CONVOLUTIONS):
+        return x
+    stride, dilation = _integers(options, "strides", [1] * dims), _integers(options, "dilations", [1] * dims)
+    spread = x.new_zeros(*x.shape[:2], *((size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)))
+    spread[(..., *(slice(None, None, step) for step in stride))] = x
+    reaches = _reaches(weight, dilation)
+    low, high = _pads(options, [max(reach - step, 0) for reach, step in zip(reaches, stride, strict=True)])
+    low = [reach - 1 - side for reach, side in zip(reaches, low, strict=True)]
+    more = _integers(options, "output_padding", [0] * dims)
+    high = [reach - 1 - side + extra for reach, side, extra in zip(reaches, high, more, strict=True)]
+    axes = [*range(2, 2 + dims)]
+    backwards = _padded(spread.float(), low, high).flip(axes)
+    return _CONVOLUTIONS[dims - 1](backwards, weight, None, 1, 0, dilation).flip(axes)
+
+
+def _integers(options: Mapping[str, Any], name: str, default: list[int]) -> list[int]:
+    if name not in options:
+        return default
+    return list(options[name].ints) or [options[name].i]
+
+
+def _reaches(weight: Tensor, dilation: list[int]) -> list[int]:
+    return [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
+
+
+def _pads(options: Mapping[str, Any], totals: list[int]) -> tuple[list[int], list[int]]:
+    """Return the padding before and after each axis; `totals` are those of `auto_pad`."""
+    dims = len(totals)
     automatic = options["auto_pad"].s if "auto_pad" in options else b"NOTSET"
-    if automatic.startswith(b"SAME"):
-        reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
-        totals = [
-            max((-(-size // step) - 1) * step + far - size, 0)
-            for size, step, far in zip(x.shape[2:], stride, reach, strict=True)
-        ]
-        low = [total // 2 if automatic == b"SAME_UPPER" else total - total // 2 for total in totals]
-        pads = [*low, *(total - one for total, one in zip(totals, low, strict=True))]
-    sides = [side for axis in reversed(range(dims)) for side in (pads[axis], pads[axis + dims])]
-    groups = options["group"].i if "group" in options else 1
-    return _CONVOLUTIONS[dims - 1](F.pad(x.float(), sides), weight, None, stride, 0, dilation, groups)
+    if not automatic.startswith(b"SAME"):
+        pads = _integers(options, "pads", [0] * 2 * dims)
+        return pads[:dims], pads[dims:]
+    low = [total // 2 if automatic == b"SAME_UPPER" else total - total // 2 for total in totals]
+    return low, [total - one for total, one in zip(totals, low, strict=True)]
+
+
+def _padded(x: Tensor, low: list[int], high: list[int]) -> Tensor:
+    return F.pad(x, [side for pair in reversed([*zip(low, high, strict=True)]) for side in pair])

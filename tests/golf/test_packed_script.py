@@ -65,7 +65,7 @@ def packed(kind: Kind) -> PackedScript:
 def test_the_size(packed: PackedScript, kind: Kind) -> None:
     assert packed.minified
     docs = Path(__file__).resolve().parents[2] / "docs"
-    pages = "".join((docs / page).read_text(encoding="utf-8") for page in ("golf.md", "compress.md"))
+    pages = "".join((docs / page).read_text(encoding="utf-8") for page in ("golf.md", "load.md"))
     (stated,) = re.findall(STATED[kind], pages)
     assert len(packed.script) / 1000 == pytest.approx(int(stated), abs=1)
 
