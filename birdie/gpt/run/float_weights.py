@@ -4,6 +4,7 @@ A paid run is never lost: `float.safetensors` is written before anything that co
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ def load_float(folder: Path, model: nn.Module) -> Trained:
             raise ValueError("its weights are not those that were written")
         steps, weights = int(about["steps"]), str(about["weights"])
         score = about.get("score")
+        if score is not None:  # null is NaN, the interval of a single document
+            score = {name: math.nan if value is None else value for name, value in score.items()}
         if not all(isinstance(value, float) or is_number(value) for value in (score or {}).values()):
             raise ValueError("its score is no number")
         train_ms = 0.0 if score is None else float(about["train_ms"])
