@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from birdie.artifact.saving import save as save
     from birdie.artifact.size_curve import Curve as Curve
     from birdie.artifact.size_curve import FoundFile as FoundFile
+    from birdie.artifact.size_curve import Measurements as Measurements
     from birdie.artifact.size_curve import SizePoint as SizePoint
     from birdie.artifact.size_curve import checkpoint_curve as checkpoint_curve
     from birdie.artifact.size_curve import curve as curve
+    from birdie.artifact.size_curve import require_search as require_search
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary
     from birdie.artifact.summary_table import SummaryTable as SummaryTable

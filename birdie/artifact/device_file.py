@@ -28,6 +28,7 @@ from birdie.entropy import coder, tiles
 from birdie.entropy import coding_plan as plan
 from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError
+from birdie.system.device import require_device
 from birdie.system.file_objects import Input, source_of
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
@@ -222,6 +223,7 @@ def load_compressed(
         device: a GPU on which Triton works.
         workers: threads that read the file; None uses every core.
     """
+    require_device(device)
     target = target_of(device, None)
     if target is None or not works(target):
         raise ConfigError(f"the kernel that decodes weights does not run on {device}; load the file with birdie.load")

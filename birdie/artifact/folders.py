@@ -11,7 +11,6 @@ Tensors keep the names that the library wrote to disk. Weights in a folder of th
 second and all others are components of their own, called as the file: {"classifier.ckpt": ["", "classifier.ckpt"]}.
 """
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from birdie.system.file_objects import Input, source_of
 from birdie.system.files import Hidden, atomic_folder, log_hidden
 from birdie.system.names import is_name, is_part
 from birdie.system.outputs import require_output_folder
+from birdie.system.parsing import to_json
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
 _DEEPEST = 16  # keys to the weights in a file
@@ -307,7 +307,7 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int | 
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     base, dot, variant = stem.partition(".")
     (folder / f"{base}.safetensors.index{dot}{variant}.json").write_text(
-        json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        to_json(index, indent=2) + "\n", encoding="utf-8"
     )
 
 

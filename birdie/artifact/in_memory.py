@@ -81,6 +81,8 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = N
         ArtifactError: an item is not a 1-D uint8 tensor, or its bytes are corrupt.
         WeightsError: names or shapes do not match `into`.
     """
+    if not isinstance(compressed, Mapping):
+        raise ConfigError(f"compressed is a {type(compressed).__name__}; give what compress_weights returned")
     state: dict[str, Tensor] = {}
     decoded: dict[tuple[int, int], Tensor] = {}
     for name, data in compressed.items():

@@ -31,7 +31,7 @@ from birdie.compress.filling import Keys, load_into
 from birdie.compress.state import is_extra, moved, plain_state
 from birdie.compress.wrappers import own_names, unwrapped
 from birdie.errors import ArtifactError, ConfigError
-from birdie.system.device import dtype_name
+from birdie.system.device import dtype_name, require_device
 from birdie.system.file_objects import Input, source_of
 from birdie.system.keywords import keywords
 
@@ -87,7 +87,7 @@ def load(
         ConfigError: an option is wrong, or `into` cannot be loaded lazily.
     """
     device, dtype = options.device, options.dtype
-    _require_arguments(into, device, dtype)
+    _require_arguments(into, strict, device, dtype)
     source = source_of(path)
     registry.import_schemes(options.schemes)
     if into is None and not strict:
@@ -271,19 +271,15 @@ def _attach(file: File, into: nn.Module, part: Selection, options: LoadOptions, 
     return attach(into, state, file, decode, options, strict=strict, partial=part.names is not None)
 
 
-def _require_arguments(into: Any, device: Any, dtype: Any) -> None:
+def _require_arguments(into: Any, strict: Any, device: Any, dtype: Any) -> None:
     """Check the arguments of `load` before the file is opened."""
     if into is not None and not isinstance(into, nn.Module):
         raise ConfigError(f"into is a {type(into).__name__}, not a module; leave it out to get a dict of tensors")
+    if not isinstance(strict, bool):
+        raise ConfigError(f"strict={strict!r} is neither True nor False")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise ConfigError(f"dtype {dtype!r} is not a torch.dtype; give for example torch.float32")
-    if into is not None and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        raise ConfigError(f"a module cannot be cast to {dtype_name(dtype)}; choose a floating dtype")
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise ConfigError(f"weights cannot be cast to {dtype_name(dtype)}; choose a floating dtype")
     if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except Exception as error:  # torch raises a different kind for every kind of device
-            raise ConfigError(
-                f"device {device if isinstance(device, torch.device) else repr(device)} is unknown or not available on "
-                "this machine; use 'cpu', or leave it out"
-            ) from error
+        require_device(device)

@@ -109,6 +109,12 @@ def _beginning(name: str, value: Any) -> Any:
     raise ConfigError(f"{name} is a {type(value).__name__}; give the beginning of names, such as 'encoder.'")
 
 
+def _progress(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool) or callable(value):
+        return value
+    raise ConfigError(f"{name}={value!r} is no function; give True for a bar, or a function of (done, total)")
+
+
 def chosen(options: Any) -> set[str]:
     """Return the names of the options that do not have their defaults, and "inputs" or "data" of a calibration."""
     names = {option.name for option in fields(options) if getattr(options, option.name) != option.default}
@@ -224,6 +230,7 @@ class Coding:
     ] = "auto"
     progress: Annotated[
         Progress | bool | None,
+        Check(_progress),
         Parameter(
             parse=False,
             help="True shows a progress bar on stderr or in the notebook; or a function, which is called with (done, "

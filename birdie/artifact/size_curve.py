@@ -6,12 +6,12 @@ at_least ──► sizes by bisection, until the smallest is known within 2 % �
 
 import copy
 import hashlib
-import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -31,7 +31,7 @@ from birdie.errors import BudgetError, ConfigError
 from birdie.system.figures import image_path, new_figure, write_figure
 from birdie.system.files import write_bytes
 from birdie.system.outputs import Source, require_writable
-from birdie.system.parsing import parse_object
+from birdie.system.parsing import parse_object, to_json
 from birdie.system.text_table import as_html, as_text
 
 Metric = Callable[[nn.Module], float]
@@ -182,15 +182,16 @@ def curve(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}, not a module, which the metric needs")
-    if isinstance(calibration, tuple | list):
-        calibration = calibrate(*calibration)
+    budgets, measured = require_search(sizes, at_least), Measurements(folder)  # before the long work
     options = SaveOptions(scheme=scheme, effort=effort, calibration=calibration)
+    if isinstance(calibration, tuple | list):
+        options = replace(options, calibration=calibrate(*calibration))
     bare = unwrapped(model)
 
     def write(file: BytesIO, budget: int) -> Summary:
         return write_model(bare, file, replace(options, budget=budget))
 
-    return _Files(bare, metric, write, _Record(folder), progress).curve(sizes, at_least, model)
+    return _Files(bare, metric, write, measured, progress).curve(budgets, at_least, model)
 
 
 def checkpoint_curve(
@@ -199,9 +200,9 @@ def checkpoint_curve(
     metric: Metric,
     options: SaveOptions,
     *,
-    sizes: Sequence[int | str] | None = None,
+    budgets: Sequence[int] = (),
     at_least: float | None = None,
-    folder: Source | None = None,
+    measured: "Measurements",
     progress: Callable[[SizePoint], None] | None = None,
 ) -> tuple[Curve, "FoundFile | None"]:
     """Measure files of a checkpoint, as `curve` does; return the curve, and the smallest file that holds `at_least`.
@@ -210,14 +211,35 @@ def checkpoint_curve(
         checkpoint: that was read.
         module: with its weights, which the metric gets.
         options: of the files; they have no target.
-        metric, sizes, at_least, folder, progress: as for `curve`.
+        metric, at_least, progress: as for `curve`.
+        budgets: of the files, in bytes, that `require_search` returned.
+        measured: values that are known.
     """
 
     def write(file: BytesIO, budget: int) -> Summary:
         return write_checkpoint(checkpoint, file, replace(options, budget=budget))
 
-    files = _Files(module, metric, write, _Record(folder), progress)
-    return files.curve(sizes, at_least, module), files.found
+    files = _Files(module, metric, write, measured, progress)
+    return files.curve(budgets, at_least, module), files.found
+
+
+def require_search(sizes: Sequence[int | str] | None, at_least: float | None) -> list[int]:
+    """Check what `curve` measures or searches for; return the sizes in bytes, none if they are the usual ones.
+
+    Raises:
+        ConfigError: one of the two is wrong, or both are given.
+    """
+    if sizes is not None and at_least is not None:
+        raise ConfigError("sizes and at_least are two searches; give one of them")
+    value: object = at_least
+    if value is not None and not (isinstance(value, Real) and math.isfinite(float(value))):
+        raise ConfigError(f"at_least={at_least!r} is not a finite number; give a value of the metric")
+    if isinstance(sizes, str) or not isinstance(sizes, Iterable | None):
+        raise ConfigError(f"sizes={sizes!r} is no list; give for example [20_000, '40kB']")
+    budgets = [size_of("sizes", size) for size in sizes or ()]
+    if sizes is not None and (not budgets or None in budgets):
+        raise ConfigError("sizes holds no size; give for example [20_000, '40kB'], or leave it out")
+    return [int(size) for size in budgets if size is not None]
 
 
 def _search(files: "_Files") -> None:
@@ -248,7 +270,7 @@ class FoundFile:
     summary: Summary
 
 
-class _Record:
+class Measurements:
     """Values by the digest of a file, kept in a folder if there is one."""
 
     def __init__(self, folder: Source | None) -> None:
@@ -267,7 +289,7 @@ class _Record:
         if key not in self._values:
             self._values[key] = measure()
             if self._path is not None:
-                write_bytes(self._path, json.dumps(self._values, indent=1).encode())
+                write_bytes(self._path, to_json(self._values, indent=1).encode())
         return self._values[key]
 
 
@@ -279,7 +301,7 @@ class _Files:
         model: nn.Module,
         metric: Metric,
         write: Callable[[BytesIO, int], Summary],
-        measured: _Record,
+        measured: Measurements,
         progress: Callable[[SizePoint], None] | None,
     ) -> None:
         self.metric, self.write, self.measured, self.progress = metric, write, measured, progress
@@ -290,17 +312,15 @@ class _Files:
         self._copy = copy.deepcopy(model)
         self._weights = sum(map(count_reals, ModelState.of(model).tensors.values()))
 
-    def curve(self, sizes: Sequence[int | str] | None, at_least: float | None, original: nn.Module) -> Curve:
+    def curve(self, budgets: Sequence[int], at_least: float | None, original: nn.Module) -> Curve:
         """Measure files of some sizes, or search for the smallest that holds a value, which `original` has to hold."""
-        if sizes is not None and at_least is not None:
-            raise ConfigError("sizes and at_least are two searches; give one of them")
         value = self.value_of(original)
         if at_least is None:
-            budgets = [size_of("sizes", size) for size in sizes or ()] or [self.bytes_of(bits) for bits in BITS]
+            budgets = budgets or [self.bytes_of(bits) for bits in BITS]
             for budget in budgets:
-                self.point(int(budget or 0))
+                self.point(budget)
             if not self.points:
-                raise BudgetError(f"no file has {max(int(size or 0) for size in budgets):,} bytes; give larger sizes")
+                raise BudgetError(f"no file has {max(budgets):,} bytes; give larger sizes")
         elif not value >= at_least:
             text = f"the float model has {value:.6g} by the metric, less than at_least={at_least:g}"
             raise ConfigError(f"{text}; ask for less")

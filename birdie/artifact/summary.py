@@ -31,6 +31,7 @@ _SIXTEEN_BITS = ("fp16", "bf16")  # schemes
 _NARROW = ("float16", "bfloat16")  # dtypes, which these schemes leave as they are
 _MOST_ROWS = 40  # of a table that `print` shows with a row for each tensor
 _MOST_LISTED = 20  # names
+_LEFT = 128  # bytes of a budget, and a hundredth of it, that are left without a word
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,6 +122,13 @@ class Summary:
         }
 
     @property
+    def _leaves_budget(self) -> bool:
+        """True if more of a budget is left than a search usually leaves, and something was searched."""
+        searched = any(row.scheme not in ("lossless", "alias", "delta") for row in self.tensors)
+        left = 0 if self.budget is None else self.budget - self.bytes
+        return searched and left > max(_LEFT, (self.budget or 0) // 100)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about a compression: its errors, and what is not as it was asked for."""
         notes = []
@@ -135,6 +143,10 @@ class Summary:
         if self.fuller is not None and self.budget is not None and self.error is not None:
             left = f"of the budget {self.budget - self.bytes:,} B are left"
             notes.append(f"{left}: the error is {self.error:.3g}, with all of them {self.fuller:.3g}")
+        elif self._leaves_budget:
+            notes.append(
+                f"of the budget {self.budget or 0:,} B {(self.budget or 0) - self.bytes:,} are left: no scales fill it"
+            )
         if self.control is not None:
             notes.append(str(self.control))
         if self.uncalibrated:

@@ -9,6 +9,7 @@ and a tensor lives as long as anything refers to it.
 """
 
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from birdie.errors import ConfigError
 from birdie.system.device import dtype_name
@@ -80,6 +82,13 @@ class TensorCache:
 
     def get(self, slot: Slot) -> Tensor:
         """Return the tensor of `slot`: the same object as long as anything refers to it."""
+        return (self._get if "torch._dynamo" not in sys.modules else self._get_untraced)(slot)
+
+    @_disable_dynamo  # torch.compile would trace the decoder; torch.compiler.disable takes a second to import
+    def _get_untraced(self, slot: Slot) -> Tensor:
+        return self._get(slot)
+
+    def _get(self, slot: Slot) -> Tensor:
         with _lock:
             tensor = self._kept.get(slot)
             if tensor is None:

@@ -1,5 +1,6 @@
 """`birdie compress`: compress a checkpoint (safetensors, torch.save, ONNX, Hugging Face folder) into a .birdie file."""
 
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -146,7 +147,7 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> _Wr
     """Calibrate and write the file; return what was written, on rank 0."""
     import torch
 
-    from birdie.artifact import KIND, write_checkpoint
+    from birdie.artifact import KIND, Measurements, require_search, write_checkpoint
     from birdie.gpt.run.calibrating import OnOwnModel, Request, calibrator
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
@@ -156,6 +157,8 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> _Wr
     made_up = ranks == 1 and flags.makes_up_inputs
     if flags.metric is not None:  # before the long work
         imported("--metric", flags.metric)
+        require_search(None, flags.at_least)
+        Measurements(flags.folder)
     calibrate = calibrator(
         Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, flags.code, made_up=made_up)
     )
@@ -208,14 +211,20 @@ def _smallest(
     flags: CompressFlags,
 ) -> "tuple[Summary, Curve]":
     """Write the smallest file that holds a value of a metric; return its summary, and the files that were measured."""
-    from birdie.artifact import checkpoint_curve
+    from birdie.artifact import Measurements, checkpoint_curve
 
     assert flags.metric is not None
     metric = imported("--metric", flags.metric)
     options = flags.save_options(calibration=calibration, metadata=network.metadata)
     with kept_in(flags.folder):
         curve, smallest = checkpoint_curve(
-            source, network.module, metric, options, at_least=flags.at_least, folder=flags.folder, progress=log_point
+            source,
+            network.module,
+            metric,
+            options,
+            at_least=flags.at_least,
+            measured=Measurements(flags.folder),
+            progress=log_point,
         )
     if smallest is None:
         best = max(curve.points, key=lambda point: point.value)
@@ -267,9 +276,10 @@ def _show(source: "Checkpoint", written: _Written, lossless: bool) -> None:
         print_line(_differences(summary))
     if any(why == OF_TRAINING for _, why in source.left_out.values()):
         print_line(
-            f"left out are checkpoints, which a chain keeps: birdie compress {source.path} --full-every 10 -o CHAIN"
+            "left out are checkpoints, which a chain keeps: "
+            f"birdie compress {shlex.quote(str(source.path))} --full-every 10 -o CHAIN"
         )
-    print_line(f"list its tensors: birdie inspect {summary.path}")
+    print_line(f"list its tensors: birdie inspect {shlex.quote(summary.path)}")
     show_taken(source)
 
 

@@ -5,8 +5,6 @@ With `--json` stdout carries exactly one JSON object, also after an error, and e
 
 import atexit
 import gc
-import json
-import math
 import os
 import signal
 import stat
@@ -14,7 +12,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -32,6 +31,7 @@ from birdie.system.callbacks import Progress
 from birdie.system.files import open_append
 from birdie.system.names import shown
 from birdie.system.outputs import require_file_name
+from birdie.system.parsing import to_json
 from birdie.system.platform import END_SIGNALS, end_this_process
 from birdie.system.provenance import __version__
 
@@ -148,6 +148,8 @@ def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequenc
     """Run the command that `tokens` name; return the exit code."""
 
     def command() -> None:
+        if any(not token and not flag.startswith("-") for flag, token in pairwise(("", *tokens))):
+            raise ConfigError("an argument is empty; is a variable of the shell not set?")
         app, arguments = build(tokens)
         if isinstance(app, CommandApp) and HELP_ALL in arguments:
             app.shows_all = True
@@ -263,18 +265,8 @@ def log_file(path: Path) -> Iterator[None]:
 
 def print_json(answer: Mapping[str, Any]) -> None:
     """Print the one JSON object of a `--json` run; NaN and infinity, which JSON lacks, become null."""
-    sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")  # ASCII only: safe in every encoding
+    sys.stdout.write(to_json(answer, default=str) + "\n")  # ASCII only: safe in every encoding
     sys.stdout.flush()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def print_table(table: Table) -> None:
@@ -292,7 +284,9 @@ def print_line(text: str) -> None:
 
 
 def progress_bar(description: str, unit: str) -> AbstractContextManager[Progress]:
-    """Show a progress bar on stderr and yield `update(done, total)`; show nothing if stderr is not a terminal."""
+    """Show a progress bar on stderr, or lines where that is no terminal, and yield `update(done, total)`."""
+    if not stderr.is_terminal and os.environ.get("RANK", "0") == "0":
+        return nullcontext(callbacks.in_lines(log, description, unit))
     return callbacks.bar(description, unit, stderr)
 
 

@@ -1,5 +1,6 @@
 """`birdie curve`: bytes of a model against a measure of one's own, and the smallest file that holds it."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,6 @@ from cyclopts import Parameter
 
 from birdie.cli.compress_flags import AT_LEAST, DATA, FOLDER, IMAGE_SIZE, LOSS, METRIC, MODEL, own_code
 from birdie.cli.console import Json, log, print_json, print_line
-from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.system.figures import image_path
 from birdie.system.outputs import require_writable
@@ -28,6 +28,9 @@ def command(
     model: Annotated[str, MODEL],
     metric: Annotated[str, METRIC],
     at_least: Annotated[float | None, AT_LEAST] = None,
+    key: Annotated[
+        list[str] | None, Parameter(negative=(), help="As of birdie compress: the dict of tensors that is meant.")
+    ] = None,
     sizes: Annotated[
         str | None, Parameter(help="Sizes of the files, such as 10kB,20kB,40kB. Default: 8 to 1 bits a weight.")
     ] = None,
@@ -43,16 +46,18 @@ def command(
     Every file is made in memory, decoded, and given to the metric as the module that --model builds. The last line is
     the command that writes the smallest file; `birdie compress --metric --at-least` searches and writes it.
     """
-    from birdie.artifact import SaveOptions, checkpoint_curve
+    from birdie.artifact import Measurements, SaveOptions, checkpoint_curve, require_search
     from birdie.checkpoints import open_checkpoint
     from birdie.gpt.run.calibrating import OnOwnModel, Request
 
     if own_data is None and (loss, image_size) != (None, None):
         raise ConfigError("--loss and --image-size are of the data; add --data, or drop them")
-    measure = imported("--metric", metric)
-    if plot is not None:  # before the long work
+    # before the long work
+    budgets = require_search(None if sizes is None else sizes.split(","), at_least)
+    measure, measured = imported("--metric", metric), Measurements(folder)
+    if plot is not None:
         require_writable(image_path(plot).parent)
-    source = open_checkpoint(checkpoint)
+    source = open_checkpoint(checkpoint, keys=key or ())
     network = OnOwnModel(Request(source.path, code=own_code(model, own_data, loss, image_size)))
     with source.mapped():
         known, note = network(source.content)
@@ -62,9 +67,9 @@ def command(
                 network.module,
                 measure,
                 SaveOptions(calibration=known),
-                sizes=None if sizes is None else [parse_size(size) for size in sizes.split(",")],
+                budgets=budgets,
                 at_least=at_least,
-                folder=folder,
+                measured=measured,
                 progress=log_point,
             )
     if plot is not None:
@@ -80,10 +85,12 @@ def command(
         print_line(f"plot: {plot}")
     if result.smallest is not None:
         flags = {"--data": own_data, "--loss": loss, "--image-size": image_size}
-        texts = [f" {flag} {value}" for flag, value in flags.items() if value is not None]
-        calibration = "".join([f" --model {model}", *texts]) if texts else ""
-        name = checkpoint.with_suffix(".birdie").name
-        print_line(f"write it: birdie compress {checkpoint} -o {name} --budget {result.smallest.budget}{calibration}")
+        texts = [text for flag, value in flags.items() if value is not None for text in (flag, value)]
+        calibration = ["--model", model, *texts] if texts else []
+        keys = [text for one in key or () for text in ("--key", one)]
+        name, budget = checkpoint.with_suffix(".birdie").name, str(result.smallest.budget)
+        words = ["birdie", "compress", str(checkpoint), "-o", name, "--budget", budget, *keys, *calibration]
+        print_line(f"write it: {shlex.join(words)}")
 
 
 @contextmanager

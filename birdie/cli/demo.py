@@ -6,7 +6,6 @@ The text is the source of Python's standard library, which every machine has. It
 import dataclasses
 import zlib
 from io import BytesIO
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from birdie.cli.prepare import prepare_with_bar
 from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import STDLIB, stdlib_corpus
+from birdie.system.parsing import to_json
 
 if TYPE_CHECKING:
     from birdie.gpt.run.pipeline import Run
@@ -86,7 +86,7 @@ def command(
         summary = compressed(run)
         result = scored(Path(summary.path), EvaluationRequest(device=device), World(), "scoring the file")
         answer = run_json(run, last, summary, result)
-        write_bytes(run.folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
+        write_bytes(run.folder / "summary.json", to_json(answer, indent=1).encode() + b"\n")
     float_bytes, int8_bytes, int8_bpb = _baselines(run)
     answer |= {
         "weights": summary.weights,

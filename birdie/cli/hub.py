@@ -2,12 +2,24 @@
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Overwrite, into_folder, print_hidden, print_json, print_line, print_written, size
+from birdie.cli.console import (
+    Json,
+    Overwrite,
+    into_folder,
+    listed,
+    log,
+    print_hidden,
+    print_json,
+    print_line,
+    print_written,
+    size,
+)
 from birdie.errors import ConfigError
 from birdie.system.files import atomic_folder
 from birdie.system.outputs import require_output_folder
@@ -32,6 +44,10 @@ def command(
             help="USER/NAME of the model that this one was made of, for the card. Default: from the configuration."
         ),
     ] = None,
+    base: Annotated[
+        Path | None,
+        Parameter(help="Of a file of deltas: its base, whose files are written as well where they are the same."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write a folder for the Hugging Face Hub, push it there, or pull one.
@@ -44,15 +60,17 @@ def command(
     """
     if base_model is not None and (action == "pull" or (action == "push" and names and Path(names[0]).is_dir())):
         raise ConfigError("--base-model is for the card of a .birdie file that becomes a folder; drop it")
+    if base is not None and (action == "pull" or (action == "push" and names and Path(names[0]).is_dir())):
+        raise ConfigError("--base is for a .birdie file of deltas that becomes a folder; drop it")
     if action == "folder":
         if len(names) != 1 or output is None:
             raise ConfigError("birdie hub folder takes one .birdie file, and -o with the folder to write")
         output = require_output_folder(output, overwrite=overwrite)
-        _folder(Path(names[0]), output, base_model, overwrite=overwrite, json=json)
+        _folder(Path(names[0]), output, base_model, base, overwrite=overwrite, json=json)
     elif action == "push":
         if len(names) != 2 or output is not None:
             raise ConfigError("birdie hub push takes a .birdie file or a folder, and USER/NAME of a repository")
-        _push(Path(names[0]), names[1], base_model, public=public, json=json)
+        _push(Path(names[0]), names[1], base_model, base, public=public, json=json)
     else:
         if len(names) != 1 or output is None:
             raise ConfigError("birdie hub pull takes USER/NAME of a repository, and -o with the folder to write")
@@ -60,25 +78,40 @@ def command(
         _pull(names[0], output, revision, overwrite=overwrite, json=json)
 
 
-def _folder(file: Path, output: Path, base_model: str | None, *, overwrite: bool, json: bool) -> None:
+def _folder(
+    file: Path, output: Path, base_model: str | None, base: Path | None, *, overwrite: bool, json: bool
+) -> None:
     from birdie.hub import write_birdie_folder
 
     hidden: list[str] = []
     with into_folder(output) as left:
-        summary = write_birdie_folder(file, output, overwrite=overwrite, base_model=base_model, hidden=hidden.extend)
-    facts = {"bytes": summary.bytes, "left_out": hidden}
+        summary = write_birdie_folder(
+            file, output, overwrite=overwrite, base_model=base_model, base=base, hidden=hidden.extend
+        )
+    in_base = [] if base is not None else list(summary.base_files)
+    facts = {"bytes": summary.bytes, "left_out": [*hidden, *in_base]}
     print_hidden(hidden, as_json=json)
+    _show_in_base(in_base)
     print_written(output, f"model of {size(summary.bytes)}", facts, left, as_json=json)
 
 
-def _push(source: Path, repository: str, base_model: str | None, *, public: bool, json: bool) -> None:
+def _show_in_base(names: Sequence[str]) -> None:
+    """Say on stderr which files a folder lacks, as they are in the base of its file."""
+    if names:
+        log(f"left out, as the base has the same: {listed(names)}; --base BASE writes them")
+
+
+def _push(
+    source: Path, repository: str, base_model: str | None, base: Path | None, *, public: bool, json: bool
+) -> None:
     from birdie.hub import push, write_birdie_folder
 
     with tempfile.TemporaryDirectory(prefix="birdie-") as temporary:
         folder = source
         if not source.is_dir():
             folder = Path(temporary) / source.stem
-            write_birdie_folder(source, folder, base_model=base_model)
+            summary = write_birdie_folder(source, folder, base_model=base_model, base=base)
+            _show_in_base([] if base is not None else summary.base_files)
         address = push(folder, repository, private=not public)
     if json:
         print_json({"repository": repository, "commit": address})

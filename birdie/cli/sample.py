@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, log, print_json
 from birdie.errors import ConfigError
+from birdie.system.drawing import require_drawing
 from birdie.system.names import shown
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def command(
         raise ConfigError(f"--tokens is {tokens}; it must be at least 1")
     if not 0 <= seed < 2**63:
         raise ConfigError(f"--seed is {seed}; it must be from 0 to 2^63 - 1")
+    require_drawing(temperature, top_k)
     from birdie.hub import TextModel, keeps_configuration
     from birdie.system.device import choose_device
 

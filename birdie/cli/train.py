@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import wraps
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +24,7 @@ from birdie.cli.console import (
     print_line,
     print_table,
     progress_bar,
+    stderr,
     stop_on_signal,
 )
 from birdie.errors import ConfigError
@@ -33,8 +33,9 @@ from birdie.gpt.run.recipe_loading import FLAT, configuration, without_none
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import EvaluationSettings
-from birdie.system.callbacks import Progress, no_message
+from birdie.system.callbacks import Progress, in_lines, no_message
 from birdie.system.files import write_bytes
+from birdie.system.parsing import to_json
 
 if TYPE_CHECKING:
     from birdie.cli.tensorboard_events import Board
@@ -205,7 +206,7 @@ def command(
             if not world.is_main:
                 return
             answer = run_json(work, last, summaries[0], result, by_recipe)
-            write_bytes(folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
+            write_bytes(folder / "summary.json", to_json(answer, indent=1).encode() + b"\n")
     if json:
         print_json(answer)
     else:
@@ -244,7 +245,8 @@ def follow(
     interrupted: Interrupted | None = None
     pace = LogPace(work.recipe.run)
     with stop_on_signal(shown=shown) as stop, progress_bar("training", "steps") as update:
-        for event in work.train(resume=resume, stop=stop, on_warmup=update):
+        warm_up = update if stderr.is_terminal else in_lines(work.context.notify, "warming up", "steps")
+        for event in work.train(resume=resume, stop=stop, on_warmup=warm_up):
             if isinstance(event, Validated):
                 last = event
             elif isinstance(event, Interrupted):
@@ -266,7 +268,8 @@ def _log_event(event: "Event", work: "Run", update: Progress, pace: "LogPace") -
     from birdie.gpt.train.plan import fraction_done
 
     if isinstance(event, Step):
-        update(event.number, event.number / fraction_done(work.recipe.training, event.number, event.train_ms))
+        if stderr.is_terminal:  # else `pace` says how far it is
+            update(event.number, event.number / fraction_done(work.recipe.training, event.number, event.train_ms))
         if pace.due(event.number) or event.stopping:
             log(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "

@@ -8,7 +8,6 @@ runs/RUN_ID with the files of a run, the weights before the export among them. E
 scored and nothing else; RESTORE=1 exports those weights again.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -37,6 +36,7 @@ from birdie.gpt.run.work import Work
 from birdie.gpt.train.loop import Step
 from birdie.system.distributed import run_on_main
 from birdie.system.files import write_bytes
+from birdie.system.parsing import to_json
 
 CAP_BYTES = 16_000_000
 
@@ -105,7 +105,7 @@ def start_folder(folder: Path, work: Work) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / "recipe.toml", work.recipe.to_toml().encode())
     about = {**work.start(), "log": f"logs/{folder.name}.txt"}
-    write_bytes(folder / "environment.json", json.dumps(about, indent=1).encode() + b"\n")
+    write_bytes(folder / "environment.json", to_json(about, indent=1).encode() + b"\n")
     for name in ("metrics", "history"):
         write_bytes(folder / f"{name}.jsonl", b"")
 
@@ -118,7 +118,7 @@ def train(log: Log, work: Work, model: GPT, folder: Path) -> Trained:
     def keep(name: str, values: Mapping[str, float]) -> None:
         if log.active:
             with (folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+                file.write(to_json(values) + "\n")
 
     with training(work, model) as run:
         for line in data_lines(recipe.data, work.data, recipe.train.train_seq_len):
@@ -164,7 +164,7 @@ def write_artifact(log: Log, work: Work, model: GPT, trained: Trained, code: int
             "evaluation": asdict(plain),
             "evaluation_asked": asdict(scored),
         }
-        write_bytes(folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+        write_bytes(folder / "summary.json", to_json(summary, indent=1).encode() + b"\n")
 
 
 def write_model(log: Log, work: Work, model: GPT, trained: Trained, path: Path, code: int) -> None:

@@ -39,7 +39,7 @@ from birdie.system.child import run_child
 from birdie.system.files import atomic_folder, atomic_path, write_bytes
 from birdie.system.locks import HOLDER, LOCK, locked_folder
 from birdie.system.outputs import require_folder, require_output_folder, require_own_folder, require_writable
-from birdie.system.parsing import parse_object
+from birdie.system.parsing import parse_object, to_json
 from birdie.system.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
@@ -268,7 +268,7 @@ def _prepare(work: Path, recipe: Recipe, packed: PackedScript, cap: int, runs: S
     path = work / _WORK
     sources = sorted(str(run.folder.resolve()) for run in runs)
     ours = {"recipe": recipe.to_dict(), "cap": cap, "from": sources, "birdie": versions()["birdie"]}
-    ours = json.loads(json.dumps(ours))
+    ours = json.loads(to_json(ours))
     script = work / SCRIPT
     if any((work / "runs").glob(f"*/{RECIPE}")):
         try:
@@ -284,7 +284,7 @@ def _prepare(work: Path, recipe: Recipe, packed: PackedScript, cap: int, runs: S
                 f"finished runs again: birdie submit --from {work / 'runs'}"
             )
         return
-    write_bytes(path, json.dumps(ours).encode())
+    write_bytes(path, to_json(ours).encode())
     write_bytes(work / RECIPE, recipe.to_toml().encode())
     write_bytes(script, packed.script)
 
@@ -465,7 +465,7 @@ def _write(
         named = replace(about, name=about.name or folder.name, blurb=about.blurb or _blurb(recipe))
         done = Submission(folder, tuple(results), chosen, comparison, 0, packed.minified)
         claim = _claim(done, recipe, named, theirs, to_bits)
-        (new / CLAIM).write_text(json.dumps(claim, indent=2) + "\n", encoding="utf-8")
+        (new / CLAIM).write_text(to_json(claim, indent=2) + "\n", encoding="utf-8")
         (new / README).write_text(_readme(done, recipe, named, theirs, to_bits, cap), encoding="utf-8")
         size = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
     return replace(done, folder_bytes=size)

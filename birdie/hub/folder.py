@@ -17,7 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from birdie.artifact import kept_files
+from birdie.artifact.base import BaseOption
 from birdie.artifact.container import Reader
+from birdie.artifact.folders import files as all_files
 from birdie.artifact.inspection import inspect
 from birdie.artifact.summary import Summary
 from birdie.checkpoints.folder_scan import PIPELINE
@@ -39,6 +41,7 @@ def write_birdie_folder(
     *,
     overwrite: bool = False,
     base_model: str | None = None,
+    base: BaseOption | None = None,
     hidden: Hidden = log_hidden,
 ) -> Summary:
     """Write the birdie folder of a .birdie file, and return the summary of the file.
@@ -49,18 +52,24 @@ def write_birdie_folder(
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         base_model: repository, "USER/NAME", of the model that this one was made of, and to which a file of deltas is
             one; for the card. Default: the one that its configuration names.
+        base: of a file of deltas, the folder or .birdie file that it was made with: files that are the same there are
+            written as well. None: they are not, and `base_files` of the summary has their names.
         hidden: called with the names of hidden files, which are not written into a folder that has content.
 
     Raises:
-        ArtifactError: the file is missing or damaged.
+        ArtifactError: the file is missing or damaged, or the base is another.
         ConfigError: it keeps no configuration, or a card that names another origin.
         OutputError: the folder cannot be written.
     """
     summary = inspect(file)
     if base_model is not None and not _REPOSITORY.fullmatch(base_model):
         raise ConfigError(f"the base {base_model!r} is not a repository; write USER/NAME")
-    with Reader(file) as reader:
-        files = kept_files.read(reader)
+    if base is None:
+        with Reader(file) as reader:
+            files = kept_files.read(reader)
+    else:
+        files = all_files(file, base=base)
+    files = {name: content for name, content in files.items() if not _lists_shards(name, content)}
     if not summary.files:
         raise ConfigError(
             f"{file} keeps no configuration, which a folder needs; compress the model's Hugging Face folder instead of "
@@ -80,6 +89,13 @@ def write_birdie_folder(
     return summary
 
 
+def _lists_shards(name: str, content: bytes) -> bool:
+    """Return whether a file is the index of files of weights, which such a folder has not."""
+    with suppress(ValueError):
+        return name.endswith(".index.json") and "weight_map" in parse_object(content)
+    return False
+
+
 def _config(content: bytes, summary: Summary) -> str:
     try:
         config = parse_object(content)
@@ -88,10 +104,10 @@ def _config(content: bytes, summary: Summary) -> str:
             f"config.json kept in {summary.path} is no JSON object ({error}); compress the folder again"
         ) from error
     if "quantization_config" in config:  # of another quantizer, whose integers the file has losslessly
-        return json.dumps(config, indent=2) + "\n"
+        return json.dumps(config, indent=2, allow_nan=True) + "\n"
     about = {"bytes": summary.bytes, "bits_per_weight": round(summary.bits_per_weight, 3)}
     config["quantization_config"] = {"quant_method": "birdie", "file": WEIGHTS, **about}
-    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+    return json.dumps(config, indent=2, sort_keys=True, allow_nan=True) + "\n"  # as the library reads its own
 
 
 def _origin(files: Mapping[str, bytes]) -> str | None:

@@ -17,6 +17,7 @@ from birdie.errors import BirdieError, ConfigError
 from birdie.hub.library_loading import no_progress_bar
 from birdie.hub.pipelines import reason_in_line, task_of, tokenizer
 from birdie.hub.pretrained import from_pretrained, local_file, transformers_class
+from birdie.system.drawing import require_drawing
 from birdie.system.outputs import Source
 
 
@@ -111,10 +112,7 @@ class TextModel:
         Raises:
             ConfigError: an argument is out of range, the ids leave no room, or transformers fails.
         """
-        if not 0 <= temperature < math.inf:
-            raise ConfigError(f"temperature is {temperature}; it must be finite and at least 0")
-        if top_k is not None and top_k < 1:
-            raise ConfigError(f"top_k is {top_k}; it must be at least 1")
+        require_drawing(temperature, top_k)
         if len(ids) >= self.positions:
             raise ConfigError(
                 f"the text has {len(ids):,} tokens, and the model sees {self.positions:,} with its answer; give a "

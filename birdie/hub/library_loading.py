@@ -87,7 +87,7 @@ def load_weights(
     config = harmless(_configuration(folder), dropped)
     if dropped and library == "transformers":
         with tempfile.TemporaryDirectory(prefix="birdie-") as temporary:
-            Path(temporary, "config.json").write_text(json.dumps(config), encoding="utf-8")
+            Path(temporary, "config.json").write_text(json.dumps(config, allow_nan=True), encoding="utf-8")
             options["config"] = load_part(Path(temporary), "AutoConfig", "configuration")
         logging.getLogger("birdie").warning("%s: left out %s", folder / "config.json", ", ".join(dropped))
     with bounded(tensors):

@@ -53,7 +53,7 @@ def harmless(config: Any, dropped: list[str] | None = None, path: str = "") -> A
     for key, value in config.items():
         keys = f"{path}.{key}".lstrip(".")
         if key in _CODE or (_IMPLEMENTATION.search(key) and not _is_known(value)):
-            dropped.append(f"{keys} = {json.dumps(value)[:80]}")
+            dropped.append(f"{keys} = {json.dumps(value, allow_nan=True)[:80]}")
         elif isinstance(value, int) and value > _MOST_PARTS and _COUNT.search(key) and not isinstance(value, bool):
             raise ConfigError(f"the configuration has {keys} = {value:,}, more parts than a model has; correct it")
         else:
@@ -76,7 +76,7 @@ def clean_folder(folder: Path) -> None:
         dropped: list[str] = []
         cleaned = harmless(config, dropped) if isinstance(config, dict) else config
         if dropped:
-            path.write_text(json.dumps(cleaned, indent=2), encoding="utf-8")
+            path.write_text(json.dumps(cleaned, indent=2, allow_nan=True), encoding="utf-8")
             logging.getLogger("birdie").warning("%s: left out %s", path.name, ", ".join(dropped))
 
 

@@ -14,7 +14,6 @@ the machine cannot change a score. *Equal bytes*: both are exported into the sam
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,7 @@ from birdie.system.callbacks import Notify, no_message
 from birdie.system.files import write_bytes
 from birdie.system.locks import HOLDER, LOCK, locked_folder
 from birdie.system.outputs import require_own_folder, require_writable
-from birdie.system.parsing import parse_object
+from birdie.system.parsing import parse_object, to_json
 from birdie.system.structured import read_bytes
 
 START = "start.toml"
@@ -293,7 +292,7 @@ class Lab(Experiment):
     def _record(self, result: Result) -> None:
         """Append the result to table and diary, unless it is in them: a trial may be repeated."""
         if all(old.key != result.key or old.failed for old in self.results()):
-            line = json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
+            line = to_json(result.to_dict(), ensure_ascii=False) + "\n"
             _append(self.folder / "results.jsonl", line)
         if f"`{result.key}`" not in _text(self.folder / "diary.md") or result.failed:
             _append(self.folder / "diary.md", diary_entry(result))

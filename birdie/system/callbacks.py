@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ Notify = Callable[[str], None]
 
 Stop = Callable[[], bool]
 """Called between units of work; True ends the work early."""
+
+LONGEST_SILENCE = 15.0
+"""Seconds after which long work without a progress bar says how far it is."""
 
 
 class StepHook(Protocol):
@@ -42,6 +46,25 @@ def reporting(progress: Progress | bool | None, description: str, unit: str) -> 
         progress: a callback; True: that of a progress bar on stderr, or in the notebook; False or None: nothing.
     """
     return bar(description, unit) if progress is True else nullcontext(progress or None)
+
+
+def in_lines(notify: Notify, description: str, unit: str, clock: Callable[[], float] = monotonic) -> Progress:
+    """Return a callback that says in a line how far long work is, after each long silence.
+
+    Args:
+        notify: called with the line.
+        description, unit: of the work.
+        clock: seconds.
+    """
+    last = clock()
+
+    def update(done: float, total: float | None) -> None:
+        nonlocal last
+        if clock() - last >= LONGEST_SILENCE:
+            last = clock()
+            notify(f"{description}: {done:,.0f}{'' if total is None else f' of {total:,.0f}'} {unit}")
+
+    return update
 
 
 def no_progress(_done: float, _total: float | None) -> None:

@@ -29,6 +29,17 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     raise ConfigError(f"device {name!r} is unknown; choose auto, cuda, mps or cpu")
 
 
+def require_device(device: torch.device | str) -> None:
+    """Check that torch can use a device on this machine."""
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # torch raises a different kind for every kind of device
+        raise ConfigError(
+            f"device {device if isinstance(device, torch.device) else repr(device)} is unknown or not available on "
+            "this machine; use 'cpu', or leave it out"
+        ) from error
+
+
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Return whether bfloat16 matrix products beat float32: true on GPUs and on CPUs with AMX or AVX512-BF16."""
     if device.type == "cuda":

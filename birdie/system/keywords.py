@@ -7,12 +7,14 @@ Options(…) ──► @keywords(Options)        f(path, options) becomes f(path
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import Field, dataclass, fields
 from functools import wraps
 from typing import Annotated, Any, ForwardRef, get_args, get_origin
 
 from cyclopts import Parameter
+
+from birdie.errors import ConfigError
 
 _WIDTH = 112  # of a line of a docstring, without its indentation
 _ARGS = "Args:\n"
@@ -51,11 +53,24 @@ def help_of(metadata: tuple[Any, ...]) -> str:
 
 
 def checked(options: Any) -> None:
-    """Check the value of each option of a frozen dataclass, and set what its check returns."""
-    for option, _, metadata in options_of(type(options)):
+    """Check the value of each option of a frozen dataclass, and set what its check returns.
+
+    Raises:
+        ConfigError: a value is wrong, or of another kind than the option.
+    """
+    for option, hint, metadata in options_of(type(options)):
+        value = getattr(options, option.name)
+        if hint is bool and not isinstance(value, bool):
+            raise ConfigError(f"{option.name}={value!r} is neither True nor False")
+        if hint in (Collection[str], Collection[str] | None) and not _are_names(value):
+            raise ConfigError(f"{option.name}={value!r} is no list of names")
         for check in metadata:
             if isinstance(check, Check):
                 object.__setattr__(options, option.name, check.function(option.name, getattr(options, option.name)))
+
+
+def _are_names(value: Any) -> bool:
+    return value is None or (isinstance(value, Collection) and all(isinstance(name, str) for name in value))
 
 
 def keywords(kind: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:

@@ -97,13 +97,17 @@ def require_writable(folder: Source) -> Path:
 
 
 def require_path(path: object) -> None:
-    """Refuse what no file can be called."""
+    """Refuse what no file can be called, and ~ for the home folder."""
+    problem = f"{path!r} is not a path that a file can have; give a str or Path without NUL"
     try:
         if isinstance(path, str | os.PathLike) and b"\0" not in os.fsencode(path):
-            return
+            first, slash, _ = os.fsdecode(path).partition("/")
+            if not (slash and first.startswith("~")) or os.path.lexists(first):
+                return
+            problem = f"{os.fsdecode(path)} begins with ~, which a shell replaces only unquoted; write out the folder"
     except (TypeError, ValueError):
         pass
-    raise ConfigError(f"{path!r} is not a path that a file can have; give a str or Path without NUL")
+    raise ConfigError(problem)
 
 
 @dataclass(frozen=True, slots=True)

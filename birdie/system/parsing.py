@@ -1,9 +1,14 @@
-"""Values from outside: JSON that others may have written, whose errors are ValueErrors in words, and whole numbers."""
+"""Values from outside and to it: JSON, numbers in text.
+
+JSON of others is read with errors that are ValueErrors in words; ours is written so that every parser reads it.
+"""
 
 import json
+import math
 import operator
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from birdie.errors import ConfigError
@@ -20,6 +25,25 @@ def parse_json(data: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
+
+
+def to_json(value: Any, *, indent: int | None = None, **options: Any) -> str:
+    """Return the JSON text of a value; NaN and infinity, which JSON lacks, become null.
+
+    Args:
+        indent, options: as of `json.dumps`.
+    """
+    return json.dumps(_finite(value), indent=indent, allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
 
 
 def parse_object(data: str | bytes) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A file may be cut, have flipped bits or another kind of content, or be no file a
 block whoever opens it. A damaged file is never replaced in silence: `keep_damaged` leaves a copy beside it and says so.
 """
 
-import json
 import math
 import os
 import tomllib
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from birdie.errors import DataError
 from birdie.system.callbacks import Notify
 from birdie.system.files import write_bytes
-from birdie.system.parsing import parse_object
+from birdie.system.parsing import parse_object, to_json
 from birdie.system.regular import open_regular
 
 _MOST = 2**53
@@ -123,7 +122,7 @@ def rewrite_steps(
     if log.damage:
         keep_damaged(path, log.damage, notify)
     lines = [*(line for line in log.lines if line["step"] <= last), *added]
-    write_bytes(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    write_bytes(path, "".join(to_json(line) + "\n" for line in lines).encode())
 
 
 def keep_damaged(path: Path, damage: str, notify: Notify) -> None:

@@ -12,7 +12,6 @@ The page forbids itself every connection (Content-Security-Policy), and its work
 import base64
 import hashlib
 import html
-import json
 import re
 import zlib
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from birdie.gpt.model.techniques.depth_recurrence import layer_order
 from birdie.gpt.run.gpt_file import require_gpt
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.standalone import DECODER, PAGE_PROGRAM, joined
+from birdie.system.parsing import to_json
 from birdie.system.provenance import __version__
 from birdie.web.model_plan import model_plan
 from birdie.web.pieces import tokenizer_description
@@ -148,7 +148,7 @@ def model_page(
         "settings": settings,
     }
     blocks = {
-        "content": zlib.compress(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(), 9),
+        "content": zlib.compress(to_json(content, ensure_ascii=False, separators=(",", ":")).encode(), 9),
         "program": zlib.compress(PAGE_PROGRAM.read_bytes(), 9),
         "model": model,
     }

@@ -686,3 +686,13 @@ def test_a_weight_held_in_another_place_is_named(tmp_path: Path) -> None:
     vars(model)["kept"] = {"first": model[0].weight}
     with pytest.raises(ConfigError, match=r"kept of the module also holds tensor '0.weight'"):
         birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
+
+
+def test_torch_compile_does_not_enter_the_decoder(tmp_path: Path) -> None:
+    for seed in range(2):  # what is compiled for one module is tried with the next
+        module, x = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 4)), torch.ones(2, 32)
+        torch.manual_seed(seed)
+        birdie.save(module, tmp_path / "x.birdie", bits=5, effort="max")
+        eager = birdie.load(tmp_path / "x.birdie", into=module)
+        lazy = birdie.load(tmp_path / "x.birdie", into=nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 4)), lazy=True)
+        assert torch.equal(torch.compile(lazy, backend="eager")(x), eager(x))

@@ -158,3 +158,22 @@ def test_sizes_numbers_and_times_are_what_the_command_line_takes(tmp_path: Path)
     for option, value in wrong.items():
         with pytest.raises(ConfigError, match=value):
             SaveOptions(**{option: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lossless": "no"}, {"progress": 3}, {"quality": 90}, {"quality": "90", "calibration": "synthetic"}],
+    ids=str,
+)
+def test_a_value_of_another_kind_is_refused_by_save(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        birdie.save({"w": torch.ones(4, 4)}, io.BytesIO(), **options)
+
+
+@pytest.mark.parametrize("options", [{"names": 3}, {"names": [3]}, {"strict": "no"}, {"lazy": 1}], ids=str)
+def test_a_value_of_another_kind_is_refused_by_load(options: dict[str, Any]) -> None:
+    birdie.save({"w": torch.ones(4, 4)}, file := io.BytesIO())
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        birdie.load(file, **options)
+    with pytest.raises(ConfigError, match="int8"):
+        birdie.load(file, dtype=torch.int8)

@@ -15,6 +15,8 @@ from torch import nn
 import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.compress.calibration.image_files import pixels_of
+from birdie.errors import DataError
 
 CODE = """
 import torch
@@ -279,3 +281,38 @@ def test_what_is_wrong_is_one_sentence(
     assert status == 1
     assert part in answer["error"]["message"]
     assert not (folder / "x.birdie").exists()
+
+
+def test_images_of_sixteen_bits_have_their_brightness(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    image.fromarray(ramp).save(tmp_path / "a.png")
+    pixels = pixels_of([tmp_path / "a.png"], 1, (8, 8))[0, 0].numpy()
+    assert np.abs(pixels - ramp / 65535).max() < 1 / 255
+    image.fromarray(ramp.astype(np.float32)).save(tmp_path / "b.tif")
+    with pytest.raises(DataError, match=r"b\.tif"):
+        pixels_of([tmp_path / "b.tif"], 1, (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["curve", "net.pt", "--sizes", "12kB,many"], "many"),
+        (["curve", "net.pt", "--sizes", "12kB", "--at-least", "1"], "two searches"),
+        (["sample", "x.birdie", "--temperature", "-1"], "temperature is -1"),
+        (["sample", "x.birdie", "--top-k", "0"], "top_k is 0"),
+        (["compress", "", "-o", "x.birdie"], "empty"),
+        (["compress", "a.pt", "b.pt", "-o", "x.birdie"], "'b.pt'"),
+        (["compress", "net.pt", "-o", "~/x.birdie"], "~"),
+    ],
+    ids=str,
+)
+def test_flags_are_checked_before_anything_is_read(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(4, 4)}, "net.pt")
+    of_curve = ["--model", "nothing.py:make", "--metric", "nothing.py:f"] if flags[0] == "curve" else []
+    assert run(build_app, [*flags, *of_curve]) == 1
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["net.pt"]

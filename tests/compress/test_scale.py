@@ -1,5 +1,6 @@
 """Scale tells nothing: networks that are the same function have files of one size and about one error."""
 
+import io
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -106,3 +107,17 @@ def test_small_weights_beside_large_ones_keep_no_larger_errors_than_themselves(h
         decoded = decode(Trellis(8, bits=6).encode_with("x", weight, factors, scale))
         error = (decoded - weight)[:heavy, 8:].square().mean().sqrt()
         assert error < 2 * weight[:heavy, 8:].square().mean().sqrt()
+
+
+@pytest.mark.parametrize("bits", [2.5, 3])
+def test_narrow_rows_cost_no_more_than_wide_ones(bits: float) -> None:
+    """Chance makes some of 16 weights small, which is no reason to give up the trellis; and the budget is met."""
+    weights = torch.randn(32_000, generator=torch.Generator().manual_seed(0))
+    errors = []
+    for width in (16, 320):
+        weight = weights.reshape(-1, width)
+        file = io.BytesIO()
+        summary = birdie.save({"w": weight}, file, bits=bits, effort="fast")
+        assert bits - 0.05 < summary.bits_per_weight <= bits
+        errors.append(float((birdie.load(file)["w"] - weight).square().mean()))
+    assert errors[0] < 1.2 * errors[1]

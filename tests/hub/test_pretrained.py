@@ -143,7 +143,10 @@ def test_a_fine_tune_is_a_model_again_given_its_base(flags: tuple[str, ...], tmp
     assert summary.base == "base"
     assert "deltas to | `base`" in text
     assert 'base="PATH"' in text
-    assert not (tmp_path / "folder" / "model.safetensors").exists()
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"README.md", "model.birdie"}
+    write_birdie_folder(file, tmp_path / "complete", base=tmp_path / "base")
+    for name in summary.base_files:
+        assert (tmp_path / "complete" / name).read_bytes() == (tmp_path / "base" / name).read_bytes()
     again = birdie.from_pretrained(tmp_path / "folder", base=tmp_path / "base")
     assert torch.equal(outputs(again, "llama, tied"), outputs(loaded, "llama, tied"))
 

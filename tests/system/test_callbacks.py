@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import birdie
-from birdie.system.callbacks import Progress, bar, reporting
+from birdie.system.callbacks import LONGEST_SILENCE, Progress, bar, in_lines, reporting
 from birdie.system.platform import process_seconds
 from birdie.system.provenance import StartupTimer
 
@@ -122,3 +122,12 @@ def test_start_up_time_is_the_sum_of_its_parts() -> None:
     assert "import" not in StartupTimer().seconds
     age = process_seconds()
     assert age is None or age > 0
+
+
+def test_long_work_says_how_far_it_is_after_each_silence() -> None:
+    times, lines = [0.0, 1.0, LONGEST_SILENCE, LONGEST_SILENCE + 1, 3 * LONGEST_SILENCE], list[str]()
+    clock = [0.0]
+    update = in_lines(lines.append, "validating", "tokens", clock=lambda: clock[0])
+    for clock[0] in times:
+        update(1000 * clock[0], 100_000)
+    assert lines == ["validating: 15,000 of 100,000 tokens", "validating: 45,000 of 100,000 tokens"]

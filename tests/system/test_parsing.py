@@ -1,7 +1,9 @@
 """Text of strangers: objects, logs and values are read, or one sentence says why not."""
 
+import ast
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import birdie
 from birdie.errors import DataError
-from birdie.system.parsing import parse_object
+from birdie.system.parsing import parse_object, to_json
 from birdie.system.structured import read_json, read_steps, read_toml, rewrite_steps
 
 JSON = st.recursive(
@@ -143,3 +146,29 @@ def test_what_is_no_regular_file_is_not_opened(read: Callable[[Path], Any], tmp_
         except DataError as error:
             problem = str(error)
         assert f"{name} is {kind}" in problem
+
+
+def _none_for_infinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _none_for_infinite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_none_for_infinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@given(st.recursive(st.floats() | st.text() | st.none(), lambda inner: st.lists(inner) | st.tuples(inner, inner)))
+def test_json_for_others_has_null_where_a_number_is_not_finite(value: object) -> None:
+    text = to_json({"a": value, "b": {"c": math.inf}}, indent=1)
+    content = json.loads(text, parse_constant=lambda constant: pytest.fail(constant))
+    assert content == {"a": _none_for_infinite(value), "b": {"c": None}}
+
+
+def test_no_file_of_json_has_what_json_lacks() -> None:
+    """Each `json.dumps` whose text is written says whether NaN is allowed: in configurations of others alone."""
+    for path in sorted(Path(birdie.__file__).parent.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2].startswith("write")):
+                continue
+            for inner in ast.walk(call):
+                if isinstance(inner, ast.Call) and ast.unparse(inner.func).endswith("dumps"):
+                    assert any(keyword.arg == "allow_nan" for keyword in inner.keywords), f"{path}:{inner.lineno}"

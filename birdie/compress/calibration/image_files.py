@@ -51,9 +51,24 @@ def read_image(path: Path, convert: "Callable[[Image], Any]") -> Any:
 
     try:
         with Image.open(path) as image:
-            return convert(image)
+            return convert(_in_eight_bits(image))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} is not an image that can be read ({error}); remove it") from error
+
+
+def _in_eight_bits(image: "Image") -> "Image":
+    """Return an image of 16 bits a pixel in 8; Pillow would make everything above 255 white.
+
+    Raises:
+        ValueError: it has 32 bits, integers or floats, which do not tell what white is.
+    """
+    if image.mode.startswith("I;16"):
+        from PIL import Image
+
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels have 32 bits, and it does not tell which value is white; give arrays")
+    return image
 
 
 def pixels_of(paths: Sequence[Path], channels: int, size: tuple[int, int]) -> Tensor:

@@ -57,6 +57,7 @@ from birdie.errors import ConfigError, OutputError
 from birdie.system.distributed import World, owners, together
 from birdie.system.mapped import release
 from birdie.system.outputs import Source
+from birdie.system.parsing import to_json
 from birdie.system.platform import trim_memory
 from birdie.system.tensor_files import write_tensors
 
@@ -362,7 +363,7 @@ def _sort(
             release(state[name])
             if name in sensitivities:
                 sensitivities.store(name, permute_sensitivity(name, sensitivities[name], orders))
-    (scratch.path / _INDEX).write_text(json.dumps(files), encoding="utf-8")
+    (scratch.path / _INDEX).write_text(to_json(files), encoding="utf-8")
 
 
 def groups_of(symmetries: Sequence[Symmetry]) -> list[list[Symmetry]]:

@@ -85,8 +85,8 @@ def calibrate_own(
     )
 
 
-def inputs_in(path: Path) -> list[Any]:
-    """Return the inputs in a file as batches: an array each, or several.
+def inputs_in(path: Path) -> tuple[list[Any], str]:
+    """Return the inputs in a file as batches, an array each, or several; and a sentence on how many they are.
 
     Args:
         path: .npy, or .npz, .safetensors and .pt (what torch.save writes) of one array or of several of as many rows,
@@ -97,7 +97,8 @@ def inputs_in(path: Path) -> list[Any]:
     """
     try:
         arrays = {
-            name: torch.as_tensor(np.array(np.atleast_1d(value)[:MOST_ROWS])) for name, value in _arrays(path).items()
+            name: torch.as_tensor(np.array(np.atleast_1d(value)[: MOST_ROWS + 1]))
+            for name, value in _arrays(path).items()
         }
     except (OSError, ValueError, TypeError, IndexError, KeyError, RuntimeError, UnpicklingError) as error:
         reason = " ".join(str(error).split())[:100]
@@ -107,11 +108,18 @@ def inputs_in(path: Path) -> list[Any]:
         text = ", ".join([*shapes[:_LISTED], *([f"{len(shapes) - _LISTED} more"] if len(shapes) > _LISTED else [])])
         raise DataError(f"the arrays in {path} have not as many rows as one another: {text or 'there are none'}")
     arrays = {name: array.float() if array.dtype == torch.float64 else array for name, array in arrays.items()}
-    starts = range(0, len(next(iter(arrays.values()))), _ROWS)
+    rows = len(next(iter(arrays.values())))
+    note = f"calibrated on {rows:,} rows of {path}"
+    if rows > MOST_ROWS:
+        rows, note = MOST_ROWS, f"calibrated on the first {MOST_ROWS:,} rows of {path}; the others are left out"
+    arrays = {name: array[:rows] for name, array in arrays.items()}
+    starts = range(0, rows, _ROWS)
     parts = [{name: array[start : start + _ROWS] for name, array in arrays.items()} for start in starts]
     if len(arrays) == 1:
-        return [next(iter(part.values())) for part in parts]
-    return list(parts) if all(isinstance(name, str) for name in arrays) else [list(part.values()) for part in parts]
+        return [next(iter(part.values())) for part in parts], note
+    if all(isinstance(name, str) for name in arrays):
+        return list(parts), note
+    return [list(part.values()) for part in parts], note
 
 
 def images_for(

@@ -39,7 +39,7 @@ from birdie.compress.prior import mean_cost, prior, scale_sensitivity
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import embeddings_of
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.system.settings import kept_settings
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
@@ -281,6 +281,11 @@ def batches_of(module: nn.Module, example_inputs: Any) -> list[Inputs]:
         raise ConfigError(
             "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list or loader of these"
         )
+    samples = list(_tensors(batches))
+    if not any(tensor.numel() for tensor in samples):
+        raise ConfigError("the tensors of example_inputs are empty; give some samples")
+    if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for tensor in samples):
+        raise DataError("example_inputs holds NaN; leave out the samples that do")
     device = _example_weight(module).device
     batches = [
         differentiable_batch(tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)) for batch in batches

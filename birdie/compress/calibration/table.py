@@ -6,7 +6,7 @@
 The increase is in the unit of `quality` (`birdie.compress.calibration.kl`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Batch, Loss
+from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.schemes.trellis import Trellis
@@ -135,9 +136,10 @@ def sensitivity(
         DataError: there are no batches, or activations are not finite.
         WeightsError: a weight is not finite.
     """
+    if not isinstance(at, Collection) or str in map(type, at):
+        raise ConfigError(f"at={at!r} is no list of bits per weight; give for example (2, 4)")
     for number in at:
-        if not 0 < number <= 64:
-            raise ConfigError(f"{number} bits per weight are out of range; give more than 0 and at most 64")
+        Target(bits=number)  # checks it
     require_triple((model, batches, loss))
     state = ModelState.of(unwrapped(model))
     with reporting(progress, "sensitivity", "quantized matrices") as report:

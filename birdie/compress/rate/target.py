@@ -13,6 +13,8 @@ from typing import Any
 from birdie.errors import ConfigError
 from birdie.system.parsing import whole_number
 
+_WORST = 20  # nats, or a share, of difference: a uniform guess among 2^28 tokens; 90 is meant as per cent
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -34,9 +36,10 @@ class Target:
     def __post_init__(self) -> None:
         if self.bits is not None and not _is_number(self.bits, 64):
             raise ConfigError(f"bits={self.bits!r} per weight is out of range; choose more than 0 and at most 64")
-        if self.quality is not None and not _is_number(self.quality, math.inf):
+        if self.quality is not None and not _is_number(self.quality, _WORST):
             raise ConfigError(
-                f"quality={self.quality!r} is out of range; choose a positive number of nats or a share, such as 0.01"
+                f"quality={self.quality!r} is out of range: it is the difference from the float model, in nats or as a "
+                f"share, and the lower the better; choose above 0 and at most {_WORST}, such as 0.01"
             )
 
     @property

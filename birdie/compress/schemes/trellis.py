@@ -75,6 +75,7 @@ _SAMPLED_ROWS = 8
 # twice as many as of a Gaussian, take an eighth of the scale. If more than one row in 32 is, there is no trellis, and
 # they take a fourth: few weights carry such a row, and integers up to its largest weight keep that one exact.
 _NOTHING, _LEAST_NOTHING, _FINER, _FINER_PLAIN, _MOST_HEAVY = 8, 1 / 8, 8, 4, 32
+_CHANCE = 3  # deviations by which that number has to be above its mean: of 16 weights some are small by chance
 _BLOCK = 1 << 16  # weights that are decoded at a time, about
 
 
@@ -361,10 +362,13 @@ def _is_heavy_tailed(
     there, where integers leave the weight itself; and a weight is small where its input is large. Such rows take a
     finer scale. If they are many, there is no trellis, and what is nothing is zero.
     """
-    share = np.count_nonzero(nothing, axis=1) / nothing.shape[1]
-    size = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64) / matrix.shape[1])
+    width = nothing.shape[1]
+    share = np.count_nonzero(nothing, axis=1) / width
+    size = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64) / width)
     gaussian = math.sqrt(2 / math.pi) * scales / _NOTHING  # of a row of deviation 1
-    return np.asarray((share > _LEAST_NOTHING) & (share * size > 2 * gaussian))
+    usual = np.divide(gaussian, size, out=np.ones_like(size), where=size > gaussian)
+    noise = np.sqrt(usual * (1 - usual) / width)  # of the share in a narrow row
+    return np.asarray((share > _LEAST_NOTHING) & (share - usual > np.maximum(usual, _CHANCE * noise)))
 
 
 def is_pruned(matrix: NDArray[np.float32]) -> bool:

@@ -21,6 +21,7 @@ from birdie.gpt.data.byte_sidecar import is_sidecar
 from birdie.gpt.data.shards import Split, load_tokens, read_shard
 from birdie.gpt.data.tokenizer import Tokenizer
 from birdie.system.files import write_bytes
+from birdie.system.parsing import to_json
 from birdie.system.regular import regular_file
 
 INFO_NAME = "dataset.json"
@@ -75,7 +76,7 @@ class DatasetInfo:
 
     def write(self, folder: Path) -> None:
         """Write `dataset.json` into `folder`."""
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=2)
+        text = to_json({"format": _FORMAT, **asdict(self)}, indent=2)
         write_bytes(folder / INFO_NAME, f"{text}\n".encode())
 
     @classmethod

@@ -3,7 +3,6 @@
 `generate` continues a prompt for any number of tokens; `sample_sequences` samples many sequences of one length at once.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -14,6 +13,7 @@ from birdie.errors import ConfigError
 from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.techniques.depth_recurrence import layer_order
+from birdie.system.drawing import require_drawing
 
 _CACHE_BYTES = (
     1 << 30
@@ -112,10 +112,7 @@ def _sampler(
     rows = model.config.vocab_size
     if vocab_size is not None and not 1 <= vocab_size <= rows:
         raise ConfigError(f"vocab_size is {vocab_size}; it must be from 1 to the model's {rows}")
-    if not 0 <= temperature < math.inf:
-        raise ConfigError(f"temperature is {temperature}; it must be finite and at least 0")
-    if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k is {top_k}; it must be at least 1")
+    require_drawing(temperature, top_k)
     draw = partial(_draw, temperature=temperature, top_k=top_k, generator=generator)
     return lambda logits: draw(logits[..., :vocab_size])
 

@@ -260,8 +260,7 @@ class OnOwnModel(Calibrator):
             self.batches, self.note = compress.images_for(self.module, path, images, code.image_size)
         elif path.suffix in compress.SUFFIXES:
             self.paths = [path]
-            self.batches = compress.inputs_in(path)
-            self.note = f"calibrated on at most {compress.MOST_ROWS:,} rows of {path}, the first"
+            self.batches, self.note = compress.inputs_in(path)
         else:
             raise ConfigError(
                 f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(compress.SUFFIXES)}) "

@@ -12,11 +12,9 @@ from typing import Any, Literal
 from birdie.gpt.run.recipe_settings import RunSettings
 from birdie.gpt.score.accumulator import Score
 from birdie.gpt.train.loop import Step
+from birdie.system.callbacks import LONGEST_SILENCE
 
 State = Literal["pass", "warn", "fail"]
-
-LONGEST_SILENCE = 15.0
-"""Seconds after which a step gets a line in the log whatever its number."""
 
 
 class LogPace:

@@ -4,7 +4,7 @@ A paid run is never lost: `float.safetensors` is written before anything that co
 """
 
 import hashlib
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from birdie.errors import DataError, WeightsError
 from birdie.gpt.score.accumulator import Score
 from birdie.system.files import atomic_path
-from birdie.system.parsing import parse_object
+from birdie.system.parsing import parse_object, to_json
 from birdie.system.regular import require_regular
 from birdie.system.structured import is_number
 from birdie.system.tensor_files import write_tensors
@@ -50,7 +50,7 @@ def save_float(folder: Path, state: Mapping[str, Tensor], trained: Trained) -> N
     if trained.score is not None:
         about |= {"train_ms": trained.train_ms, "score": asdict(trained.score)}
     with atomic_path(folder / FLOAT) as path:
-        write_tensors(path, tensors, {"birdie": json.dumps(about)}, target=folder / FLOAT)
+        write_tensors(path, tensors, {"birdie": to_json(about)}, target=folder / FLOAT)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -86,6 +86,8 @@ def load_float(folder: Path, model: nn.Module) -> Trained:
             raise ValueError("its weights are not those that were written")
         steps, weights = int(about["steps"]), str(about["weights"])
         score = about.get("score")
+        if score is not None:  # null is NaN, the interval of a single document
+            score = {name: math.nan if value is None else value for name, value in score.items()}
         if not all(isinstance(value, float) or is_number(value) for value in (score or {}).values()):
             raise ValueError("its score is no number")
         train_ms = 0.0 if score is None else float(about["train_ms"])

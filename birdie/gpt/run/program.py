@@ -26,7 +26,7 @@ from birdie.gpt.run.work import Work
 from birdie.gpt.train.loop import Step
 from birdie.gpt.train.training import Training
 from birdie.system import provenance
-from birdie.system.callbacks import Progress
+from birdie.system.callbacks import Progress, in_lines
 
 if TYPE_CHECKING:
     from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
@@ -127,7 +127,7 @@ def _validated(work: Work, run: Training) -> Validated:
     model = run.model
     assert isinstance(model, GPT)
     with run.average.in_model():
-        score = work.score(model).score
+        score = work.score(model, progress=in_lines(work.context.notify, "validating", "tokens")).score
     return Validated(run.number, run.clock.ms, score, str(run.average))
 
 

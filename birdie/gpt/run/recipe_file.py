@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, get_args, get_origin
 
-from cyclopts import UNSET, App, Argument, ArgumentCollection, CycloptsError, Parameter, Token
+from cyclopts import UNSET, App, Argument, ArgumentCollection, CycloptsError, Parameter, Token, UnusedCliTokensError
 from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
@@ -192,4 +192,7 @@ def explain(error: CycloptsError) -> str:
     cause = error.__cause__
     if isinstance(cause, BirdieError):
         return str(cause)
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        first = error.unused_tokens[0]
+        return f"{first!r} is one argument too many; --help shows what the command takes"
     return " ".join(str(error).split())

@@ -6,7 +6,6 @@ float.safetensors    the weights before the export (birdie.gpt.run.float_weights
 """
 
 import errno
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from birdie.system.callbacks import Notify
 from birdie.system.files import open_append, write_bytes
 from birdie.system.locks import HOLDER, LOCK
 from birdie.system.outputs import require_own_folder
+from birdie.system.parsing import to_json
 from birdie.system.structured import keep_damaged, read_json, rewrite_steps
 
 ENVIRONMENT, METRICS, RECIPE = "environment.json", "metrics.jsonl", "recipe.toml"
@@ -57,7 +57,7 @@ def write_environment(
     values["starts"] = [*starts, *values["starts"]]
     if changed:
         values["changed"] = changed
-    write_bytes(path, json.dumps(values, indent=1).encode() + b"\n")
+    write_bytes(path, to_json(values, indent=1).encode() + b"\n")
 
 
 def _earlier(path: Path, notify: Notify) -> tuple[list[str], list[Any]]:
@@ -95,7 +95,7 @@ class Metrics:
     def record(self, step: Step) -> None:
         """Append the line of `step`; if that fails, the file ends with the line before."""
         values = {name: getattr(step, name) for name in ("train_ms", "loss", "lr_multiplier")}
-        line = (json.dumps({"step": step.number, **values}) + "\n").encode()
+        line = (to_json({"step": step.number, **values}) + "\n").encode()
         with open_append(self._path) as file:
             end = file.seek(0, os.SEEK_END)
             try:

@@ -16,7 +16,6 @@ checked: its form here, and by `birdie.gpt.train.resuming` whether it is what th
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from birdie.gpt.train.loop import State
 from birdie.system.callbacks import Notify, no_message
 from birdie.system.distributed import World
 from birdie.system.files import atomic_folder, remove_folder
-from birdie.system.parsing import parse_object
+from birdie.system.parsing import parse_object, to_json
 from birdie.system.regular import open_regular
 from birdie.system.structured import is_number, read_bytes, unused_path
 from birdie.system.tensor_files import write_tensors
@@ -118,7 +117,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: TrainingCheckpoi
             files["average"] = checkpoint.average
         for name, tensors in files.items():
             write_tensors(temporary / f"{name}.safetensors", tensors, target=target)
-        (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
+        (temporary / "state.json").write_text(to_json(state, indent=1, sort_keys=True), encoding="utf-8")
         (temporary / SUMS).write_text("".join(_digests(temporary)), encoding="utf-8")
     earlier = [path for path in checkpoint_paths(folder) if _step_of(path) < checkpoint.step]
     for old in checkpoint_paths(folder):

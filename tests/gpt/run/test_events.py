@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birdie.gpt.run.events import LONGEST_SILENCE, LogPace
+from birdie.gpt.run.events import LogPace
 from birdie.gpt.run.recipe_settings import RunSettings
+from birdie.system.callbacks import LONGEST_SILENCE
 
 
 @given(st.lists(st.floats(0, 40), min_size=1, max_size=60), st.integers(1, 50))
