@@ -191,3 +191,20 @@ def test_weights_that_were_quantized_once_are_not_pruned() -> None:
     for weight in (weights(32, 256), (weights(32, 256) * 50).round() / 50, dead):
         assert not is_pruned(weight.numpy())
     assert is_pruned(weights(32, 256).masked_fill(weights(32, 256, 1) < -0.128, 0).numpy())
+
+
+def test_bits_of_weights_below_their_scale_go_on_to_fall_and_outputs_do_not_shrink() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 128, generator=generator)
+    inputs = torch.randn(512, 128, generator=generator).relu()
+    hessian = inputs.T @ inputs / len(inputs)
+    known = Sensitivity(hessian, torch.ones(64), at_large=True)
+    factors = feedback(known, 64, 128)
+    sizes = []
+    for scale in (0.5, 0.7, 0.9):
+        encoded = Trellis().encode_with("w", weight, factors, scale)
+        sizes.append(coded_bytes(encoded))
+        decoded = decode(encoded)
+        share = float(torch.trace(weight @ hessian @ decoded.T) / torch.trace(weight @ hessian @ weight.T))
+        assert 0.9 < share < 1.1
+    assert sizes[0] > 1.1 * sizes[1] > 1.2 * sizes[2]
