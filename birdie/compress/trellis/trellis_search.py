@@ -43,8 +43,8 @@ def search(
         row_prices: (rows,), with feedback: factors of the price.
     """
     if factors.feeds or states == 1:
-        options = {"zeros": zeros, "row_prices": row_prices}
-        return states, viterbi.quantize(matrix, factors, row, column, states, price, **options)
+        fed = matrix, factors, row, column, states, price
+        return states, viterbi.quantize(*fed, zeros=zeros, row_prices=row_prices)
     density = WeightDensity.of(matrix)
     if lanes.suits(density, most, row, column, states):
         short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
