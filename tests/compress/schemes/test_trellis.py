@@ -194,7 +194,7 @@ def test_weights_that_were_quantized_once_are_not_pruned() -> None:
 
 
 def test_bits_of_weights_below_their_scale_go_on_to_fall_and_outputs_do_not_shrink() -> None:
-    """Where a sensitivity holds for large errors: a matrix is not left out, nor kept at a floor of its bytes."""
+    """A sensitivity that holds for large errors leaves no matrix out at once, nor at a floor of its bytes."""
     generator = torch.Generator().manual_seed(0)
     weight, inputs = torch.randn(64, 128, generator=generator), torch.randn(512, 128, generator=generator)
     hessian = inputs.T @ inputs / len(inputs)
