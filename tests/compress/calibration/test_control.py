@@ -288,7 +288,7 @@ def test_layers_of_any_scale_calibrate_alike(layers: Case, decades: int, tmp_pat
     assert abs(second.bytes - first.bytes) < max(0.01 * first.bytes, 1.5 * TINY)
 
 
-@pytest.mark.parametrize("kind", ["layers", "category tables"])
+@pytest.mark.parametrize("kind", ["layers", pytest.param("category tables", marks=pytest.mark.nightly)])
 def test_data_never_lose_below_a_bit_and_a_half(kind: str, tmp_path: Path) -> None:
     """A mixture is compared there in any case."""
     case = Case.of(kind, 1.0)
