@@ -156,6 +156,8 @@ class Sensitivity:
         samples, gradients: how many independent inputs `hessian` and output gradients `row_fisher` are the means of; 0
             if that is unknown.
         rows_have_inputs: whether inputs of the matrix may lie along its rows, so that `output` is as sure as `hessian`.
+        at_large: whether it holds for errors as large as the weights, which what is assumed does; what is measured at
+            small changes alone tells too little of these.
     """
 
     hessian: Tensor | None = None
@@ -166,6 +168,7 @@ class Sensitivity:
     samples: float = 0.0
     gradients: float = 0.0
     rows_have_inputs: bool = False
+    at_large: bool = False
 
     @property
     def is_measured(self) -> bool:

@@ -154,7 +154,7 @@ class CalibrationResult:
         if self.files is not None:
             return None
         mixed = shrink(self.sensitivities, self.state, self.sensitivities, embeddings=embeddings, least=_HALF)
-        return replace(self, sensitivities=dict(mixed), factors=None)
+        return replace(self, sensitivities={name: replace(item, at_large=True) for name, item in mixed}, factors=None)
 
     def measured(self) -> HeldOut:
         """Return what measures differences on batches.

@@ -3,6 +3,7 @@
     calibrated file ──────────────────────────► error ──┐
     assumed sensitivities, to the same bytes ─► error ──┼─► assumed far worse: the calibrated file
     mean of both, if these errors are close ──► error ──┘   else the best of three, each fitted to the budget
+    (or if bits are few)
 
 Few data tell less than the kinds of weights do, and data that do not resemble those of use can mislead. So a
 calibration never counts by itself: it has to be better than none. Where it is clearly better, the control takes one
@@ -27,6 +28,7 @@ from birdie.errors import BudgetError
 
 COMPLETE = 1 << 22  # searched weights up to which complete files are compared
 _NEAR = 100  # a file within this fraction (1/100) of the budget is compared as it is, else fitted to it
+_LOW = 1.5  # bits a weight below which a mixture is always compared: there it may be the best by far
 _CLEARLY = 2.0  # times the error of the calibrated file: no chance, and no mixture is as good
 
 _TOO_LARGE = "not compared: no file by {} sensitivities is as small"
@@ -86,6 +88,7 @@ def controlled(
             return measure({**calibration.state, **DecodedTensors(tensors)})
         return calibration.divergence(jobs.state({**fit.encoded.tensors, **tensors}))
 
+    is_low = 8 * budget < _LOW * jobs.weights
     errors: dict[Source, float] = {"calibrated": error(coded) if is_part else calibration.divergence(fit.encoded)}
     others: dict[Source, tuple[Jobs, float]] = {}
     fits: dict[Source, tuple[Jobs, Fit]] = {"calibrated": (jobs, fit)}
@@ -125,7 +128,7 @@ def controlled(
             errors[source] = error(encoded)
         else:  # near the coarsest scales a few bytes cost much
             fit_other(source)
-        if errors.get(source, 0.0) >= _CLEARLY * errors["calibrated"]:
+        if not is_low and errors.get(source, 0.0) >= _CLEARLY * errors["calibrated"]:
             break
     while (kept := min(errors, key=lambda source: errors[source])) not in fits:
         fit_other(kept)

@@ -76,6 +76,8 @@ _SAMPLED_ROWS = 8
 # they take a fourth: few weights carry such a row, and integers up to its largest weight keep that one exact.
 _NOTHING, _LEAST_NOTHING, _FINER, _FINER_PLAIN, _MOST_HEAVY = 8, 1 / 8, 8, 4, 32
 _CHANCE = 3  # deviations by which that number has to be above its mean: of 16 weights some are small by chance
+_DEAREST = 1e12  # price of a bit in a row, at most, in those of a row whose scale is not held
+_MOST_GAIN = 1.0  # octaves by which outputs that came out too small are enlarged
 _BLOCK = 1 << 16  # weights that are decoded at a time, about
 
 
@@ -307,8 +309,12 @@ class Trellis(Scheme):
         else:
             rows, resolution = factors.row_weight**-0.5, _COARSE
         kept = np.ones(len(rows), np.bool_)
+        prices = None
         if by_sensitivity and matrix.shape[1] >= ZERO_ROW_COLUMNS:
+            ideal = rows
             rows, kept = _hold_small_rows(matrix, rows, factors, scale)
+            if factors.at_large:  # a bit of a row whose scale is held goes on to cost more
+                prices = np.minimum((ideal / rows) ** 2, _DEAREST).astype(np.float32)
         kept &= most > 0
         used = kept if kept.any() else most > 0
         if by_sensitivity:
@@ -348,9 +354,30 @@ class Trellis(Scheme):
                 *(weight, matrix, most, factors, row, column, self.states, price),
                 along=self.along,
                 zeros=zeros,
+                row_prices=prices,
             )
             encoded = replace(encoded, params=(states, *params))
-        return replace(encoded, streams=(symbols, *indices))
+        encoded = replace(encoded, streams=(symbols, *indices))
+        return _unshrunk(encoded, matrix, factors) if factors.at_large and not draft else encoded
+
+
+def _unshrunk(encoded: Encoded, matrix: NDArray[np.float32], factors: Feedback) -> Encoded:
+    """Return the encoding with all scales as much larger as its outputs are smaller than those of the matrix.
+
+    The least squared error is that of shrunk weights. But shrunk outputs of layer after layer multiply, as other errors
+    do not: a network of four layers at a bit a weight had 0.39 nats of KL in place of 0.21.
+    """
+    decoded = decode(encoded).float().reshape(matrix.shape).numpy()
+    energy, double, error = (
+        float(factors.row_weight @ factors.energy(values)) for values in (matrix, matrix + decoded, matrix - decoded)
+    )
+    common = (double - error) / 4  # w H dᵀ
+    if not 0 < common < energy:
+        return encoded
+    states, resolution, by_column, base, finer = encoded.params
+    room = HIGHEST - 1 - base - int(encoded.streams[1].max()) * (PER_OCTAVE // resolution)
+    base += max(0, min(round(PER_OCTAVE * min(math.log2(energy / common), _MOST_GAIN)), room))
+    return replace(encoded, params=(states, resolution, by_column, base, finer))
 
 
 def _is_heavy_tailed(

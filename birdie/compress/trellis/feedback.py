@@ -174,6 +174,7 @@ class Feedback:
     row_weight: NDArray[np.float64]
     # (columns,) scales of columns that are taken to be alike but for these; None: all are of one scale
     equal: NDArray[np.float64] | None = None
+    at_large: bool = False  # as of `Sensitivity`
 
     def of_rows(self, rows: slice) -> "Feedback":
         """Return the factors of some rows of a matrix without feedback to rows."""
@@ -232,7 +233,7 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
         )
     power = None if known.taps is None else known.taps.power
     equal = None if power is None else power**-0.5
-    return Feedback(order, by_column, row_factors, column_weight, row_weight, equal)
+    return Feedback(order, by_column, row_factors, column_weight, row_weight, equal, known.at_large)
 
 
 def _block(matrix: NDArray[np.float64]) -> tuple[ColumnBlock, NDArray[np.int64]]:

@@ -24,6 +24,7 @@ def search(
     *,
     along: bool,
     zeros: NDArray[np.bool_] | None = None,
+    row_prices: Matrix | None = None,
 ) -> tuple[int, NDArray[np.integer]]:
     """Return the states, negative for one path along all rows, and the numbers (rows, columns).
 
@@ -39,9 +40,11 @@ def search(
         price: of a bit, in squared scales.
         along: whether one path may run along the rows.
         zeros: (rows, columns), for one state: weights that take the number 0.
+        row_prices: (rows,), with feedback: factors of the price.
     """
     if factors.feeds or states == 1:
-        return states, viterbi.quantize(matrix, factors, row, column, states, price, zeros=zeros)
+        fed = matrix, factors, row, column, states, price
+        return states, viterbi.quantize(*fed, zeros=zeros, row_prices=row_prices)
     density = WeightDensity.of(matrix)
     if lanes.suits(density, most, row, column, states):
         short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT

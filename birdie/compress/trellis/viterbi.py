@@ -101,6 +101,7 @@ def quantize(
     weight_of_rate: float,
     *,
     zeros: NDArray[np.bool_] | None = None,
+    row_prices: Matrix | None = None,
 ) -> NDArray[np.int32]:
     """Return numbers (rows, columns) that quantize `weight` with scales row(i) · column(j).
 
@@ -112,6 +113,7 @@ def quantize(
         weight_of_rate: λ, the price of a bit in squared scales; 0 ignores bits.
         zeros: (rows, columns), for one state: these take the number 0, and what errors would be fed to them goes on to
             later ones.
+        row_prices: (rows,), for paths down the columns: factors of λ of each row; None: all are 1.
     """
     columns = weight.shape[1]
     inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
@@ -122,10 +124,11 @@ def quantize(
         chosen = np.arange(0, columns, max(1, weight.size // (_SAMPLE if states > 0 else _LONG_SAMPLE)))
         sample = Rates(bit_costs.table, bit_costs.row, bit_costs.column[chosen])
         unfed = feedback(None, len(row), len(chosen))
-        draft = _search(weight[:, chosen], unfed, row, column[chosen], states, weight_of_rate, sample)
+        some = weight[:, chosen], unfed, row, column[chosen], states, weight_of_rate, sample
+        draft = _search(*some, row_prices=row_prices)
         bit_costs = _with_counts(sample, draft, states, bit_costs)
     held = _NO_ZEROS if zeros is None else zeros
-    return _search(weight, factors, row, column, states, weight_of_rate, bit_costs, held)
+    return _search(weight, factors, row, column, states, weight_of_rate, bit_costs, held, row_prices)
 
 
 def cost(
@@ -159,6 +162,7 @@ def _search(
     weight_of_rate: float,
     bit_costs: Rates,
     zeros: NDArray[np.bool_] = _NO_ZEROS,
+    row_prices: Matrix | None = None,
 ) -> NDArray[np.int32]:
     """Quantize on one path along the rows, or down the columns in the order of the feedback, by blocks of `COLUMNS`."""
     rows, columns = weight.shape
@@ -173,7 +177,10 @@ def _search(
     held = np.ascontiguousarray(zeros.T[factors.order]) if zeros.size else zeros
     numbers = np.empty(left.shape, np.int32)
     errors = np.empty((COLUMNS, rows), np.float32)
-    shared = factors.rows, paths, bit_costs.table, bit_costs.row, np.float32(weight_of_rate), height
+    prices = np.full(rows, weight_of_rate, np.float32)
+    if row_prices is not None:
+        prices *= row_prices
+    shared = factors.rows, paths, bit_costs.table, bit_costs.row, prices, height
     for start in range(0, columns, COLUMNS):
         stop = min(start + COLUMNS, columns)
         part = slice(start, stop)
@@ -323,7 +330,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     paths,
     table,
     row_bins,
-    weight_of_rate,
+    row_prices,
     height,
     zeros,
     numbers,
@@ -366,7 +373,9 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
                 else:
                     u = target[i] / (row[i] * scales[j])
                     bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
-                    _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, i - first)
+                    _best_numbers(u, table, bin_, row_prices[i], costs, candidates, i - first)
+                    if row_prices[i] != row_prices[-1]:  # one unit for all rows of the path: the loss
+                        costs *= row_prices[-1] / row_prices[i]
                 _select_paths(cost, now, chosen, i - first, costs, odd, parity, swapped, eight, metrics)
                 now = states - now
             end = _cheapest(cost, now, order)

@@ -287,3 +287,14 @@ def test_layers_of_any_scale_calibrate_alike(layers: Case, decades: int, tmp_pat
     )
     assert other < 1.3 * usual
     assert abs(second.bytes - first.bytes) < max(0.01 * first.bytes, 1.5 * TINY)
+
+
+@pytest.mark.parametrize("kind", ["layers", pytest.param("category tables", marks=pytest.mark.nightly)])
+def test_data_never_lose_below_a_bit_and_a_half(kind: str, tmp_path: Path) -> None:
+    """A mixture is compared there in any case."""
+    case = Case.of(kind, 1.0)
+    without, _ = case.saved(tmp_path, 1.4)
+    with_data, summary = case.saved(tmp_path, 1.4, birdie.calibrate(case.module, case.batches(256), loss))
+    assert with_data < without
+    assert summary.control is not None
+    assert "mixture" in summary.control.errors

@@ -191,3 +191,20 @@ def test_weights_that_were_quantized_once_are_not_pruned() -> None:
     for weight in (weights(32, 256), (weights(32, 256) * 50).round() / 50, dead):
         assert not is_pruned(weight.numpy())
     assert is_pruned(weights(32, 256).masked_fill(weights(32, 256, 1) < -0.128, 0).numpy())
+
+
+def test_bits_of_weights_below_their_scale_go_on_to_fall_and_outputs_do_not_shrink() -> None:
+    """A sensitivity that holds for large errors leaves no matrix out at once, nor at a floor of its bytes."""
+    generator = torch.Generator().manual_seed(0)
+    weight, inputs = torch.randn(64, 128, generator=generator), torch.randn(512, 128, generator=generator)
+    hessian = inputs.T @ inputs / len(inputs)
+    outputs, sizes, shares = weight @ hessian, [], []
+    factors = feedback(Sensitivity(hessian, torch.ones(64), at_large=True), 64, 128)
+    for scale in (2.0, 2.5, 3.0, 3.5):
+        encoded = Trellis().encode_with("w", weight, factors, scale)
+        sizes.append(coded_bytes(encoded))
+        shares.append(float((outputs * decode(encoded)).sum() / (outputs * weight).sum()))
+    assert all(fine > 1.03 * coarse for fine, coarse in pairwise(sizes))
+    assert sizes[-1] < 0.8 * sizes[0]
+    assert min(shares) > 0.95
+    assert max(shares) < 1.05
