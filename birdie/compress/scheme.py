@@ -156,6 +156,7 @@ class Sensitivity:
         samples, gradients: how many independent inputs `hessian` and output gradients `row_fisher` are the means of; 0
             if that is unknown.
         rows_have_inputs: whether inputs of the matrix may lie along its rows, so that `output` is as sure as `hessian`.
+        rows_are_inputs: whether the matrix is stored (inputs, outputs): `output` is of inputs, `hessian` of gradients.
     """
 
     hessian: Tensor | None = None
@@ -166,6 +167,7 @@ class Sensitivity:
     samples: float = 0.0
     gradients: float = 0.0
     rows_have_inputs: bool = False
+    rows_are_inputs: bool = False
 
     @property
     def is_measured(self) -> bool:

@@ -26,6 +26,7 @@ from birdie.system.outputs import require_writable
 from birdie.system.tensor_files import write_tensors
 
 SUFFIX = ".safetensors"
+_FLAGS, _ALONG = ("rows_have_inputs", "rows_are_inputs"), "along"  # facts that stand in a file where they are true
 
 
 class Scratch:
@@ -108,6 +109,7 @@ def write_sensitivity(path: Path, sensitivity: Sensitivity) -> None:
         "blocks": None if blocks is None else blocks.blocks,
     }
     facts = {"samples": repr(sensitivity.samples), "gradients": repr(sensitivity.gradients)}
+    facts |= {flag: "" for flag in _FLAGS if getattr(sensitivity, flag)}
     write_tensors(path, {name: part for name, part in parts.items() if part is not None}, facts)
 
 
@@ -121,6 +123,7 @@ def read_sensitivity(path: Path) -> Sensitivity:
         blocks=BlockDiagonal(parts["columns"], parts["blocks"]) if "blocks" in parts else None,
         samples=float(facts["samples"]),
         gradients=float(facts["gradients"]),
+        **{flag: flag in facts for flag in _FLAGS},
     )
 
 
@@ -140,14 +143,21 @@ class StoredFactors(MutableMapping[str, Feedback]):
         """Return factors whose arrays are mapped."""
         if name not in self:
             raise KeyError(name)
-        parts, _ = read_tensors(self._path(name))
+        parts, facts = read_tensors(self._path(name))
         arrays: dict[str, NDArray[Any]] = {key: part.numpy() for key, part in parts.items()}
         blocks = tuple(
             ColumnBlock(arrays[f"coefficients.{index}"], arrays[f"pivots.{index}"])
             for index in range(sum(key.startswith("pivots.") for key in arrays))
         )
         columns = BlockFeedback(blocks) if blocks else None
-        return Feedback(arrays["order"], columns, arrays["rows"], arrays["column_weight"], arrays["row_weight"])
+        return Feedback(
+            arrays["order"],
+            columns,
+            arrays["rows"],
+            arrays["column_weight"],
+            arrays["row_weight"],
+            along=_ALONG in facts,
+        )
 
     def __setitem__(self, name: str, factors: Feedback) -> None:
         """Write factors into the file of their name."""
@@ -162,7 +172,8 @@ class StoredFactors(MutableMapping[str, Feedback]):
         for index, block in enumerate(() if columns is None else columns.blocks):
             parts |= {f"coefficients.{index}": block.coefficients, f"pivots.{index}": block.pivots}
         with atomic_path(self._path(name)) as temporary:
-            write_tensors(temporary, {key: torch.from_numpy(part) for key, part in parts.items()})
+            facts = {_ALONG: ""} if factors.along else {}
+            write_tensors(temporary, {key: torch.from_numpy(part) for key, part in parts.items()}, facts)
 
     def __delitem__(self, name: str) -> None:
         """Remove the file of a name."""

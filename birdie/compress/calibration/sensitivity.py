@@ -9,9 +9,10 @@ product of G = Σ g gᵀ and H = mean x xᵀ (K-FAC: Martens & Grosse 2015, arXi
 Martens 2016, arXiv 1602.01407), so that a small change E of W costs about ½ tr(G E H Eᵀ) nats of KL.
 
 Weights are identified by their memory (storage, offset, shape, strides) at `F.linear`, products of two matrices,
-convolutions and `F.embedding`: banks of several matrices, tied heads and functional calls are covered. Where a weight is
-stored (inputs, outputs), as in `x @ W`, in GPT-2 and in transposed convolutions, x and g change roles. Of weights that
-are used in any other way, or in both of these, their gradients are taken (`birdie.compress.calibration.other_uses`). At `F.cross_entropy` labels are not used. A random vector is propagated back
+convolutions and `F.embedding`: banks of several matrices, tied heads and functional calls are covered. Where a weight
+is stored (inputs, outputs), as in `x @ W`, in GPT-2 and in transposed convolutions, x and g change roles. Of weights
+that are used in any other way, or in both of these, their gradients are taken
+(`birdie.compress.calibration.other_uses`). At `F.cross_entropy` labels are not used. A random vector is propagated back
 whose covariance is the curvature of the KL at these logits (each class with the root of its probability and a random
 sign). This is the true Fisher information, not the empirical one, which vanishes for labels that a network has
 memorized. Other losses are differentiated as they are.
@@ -66,7 +67,14 @@ _SLICE = 1 << 22  # elements of unfolded inputs at a time
 # Signs of the targets of a batch are drawn so many times, for gradients of weights: each draw is one more sample, and
 # one more backward pass, which few weights are not worth.
 _DRAWS, _WORTH_DRAWS = 8, 1 / 16
-_PRODUCTS = {torch.matmul: 1, Tensor.matmul: 1, torch.mm: 1, Tensor.mm: 1, torch.addmm: 2, Tensor.addmm: 2}  # of weights
+_PRODUCTS = {
+    torch.matmul: 1,
+    Tensor.matmul: 1,
+    torch.mm: 1,
+    Tensor.mm: 1,
+    torch.addmm: 2,
+    Tensor.addmm: 2,
+}  # of weights
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
 
@@ -493,7 +501,7 @@ class Recorder(TorchFunctionMode):
         """
         if name in self.by_gradient:
             return
-        sums = self.sums.get(name) or Sums()
+        sums = self.sums.get(name) or Sums(turned=self.turned.get(name, False))
         for some in inputs:
             part = sums.divided("inputs", some)
             count = _block_count(columns, part.shape[-1])

@@ -40,6 +40,8 @@ def search(
         along: whether one path may run along the rows.
         zeros: (rows, columns), for one state: weights that take the number 0.
     """
+    if factors.along and states != 1:
+        return -states, viterbi.quantize(matrix, factors, row, column, -states, price)
     if factors.feeds or states == 1:
         return states, viterbi.quantize(matrix, factors, row, column, states, price, zeros=zeros)
     density = WeightDensity.of(matrix)
