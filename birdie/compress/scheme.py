@@ -158,6 +158,7 @@ class Sensitivity:
         rows_have_inputs: whether inputs of the matrix may lie along its rows, so that `output` is as sure as `hessian`.
         at_large: whether it holds for errors as large as the weights, which what is assumed does; what is measured at
             small changes alone tells too little of these.
+        rows_are_inputs: whether the matrix is stored (inputs, outputs): `output` is of inputs, `hessian` of gradients.
     """
 
     hessian: Tensor | None = None
@@ -169,6 +170,7 @@ class Sensitivity:
     gradients: float = 0.0
     rows_have_inputs: bool = False
     at_large: bool = False
+    rows_are_inputs: bool = False
 
     @property
     def is_measured(self) -> bool:

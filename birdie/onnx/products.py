@@ -145,7 +145,8 @@ def _transposed_convolution(x: Tensor, weight: Tensor, options: Mapping[str, Any
         return x
     stride, dilation = _integers(options, "strides", [1] * dims), _integers(options, "dilations", [1] * dims)
     spread = x.new_zeros(*x.shape[:2], *((size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)))
-    spread[(..., *(slice(None, None, step) for step in stride))] = x
+    taken = slice(None), slice(None), *(slice(None, None, step) for step in stride)
+    spread[taken] = x
     reaches = _reaches(weight, dilation)
     low, high = _pads(options, [max(reach - step, 0) for reach, step in zip(reaches, stride, strict=True)])
     low = [reach - 1 - side for reach, side in zip(reaches, low, strict=True)]

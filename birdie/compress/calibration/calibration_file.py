@@ -9,6 +9,7 @@ needed and do not collect the values: a dictionary of them all would fill with e
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from birdie.system.outputs import require_writable
 from birdie.system.tensor_files import write_tensors
 
 SUFFIX = ".safetensors"
+# facts that stand in a file where they are true: of a sensitivity, of factors
+_OF_SENSITIVITY, _OF_FACTORS = ("rows_have_inputs", "rows_are_inputs", "at_large"), ("along", "at_large")
 
 
 class Scratch:
@@ -108,13 +111,14 @@ def write_sensitivity(path: Path, sensitivity: Sensitivity) -> None:
         "blocks": None if blocks is None else blocks.blocks,
     }
     facts = {"samples": repr(sensitivity.samples), "gradients": repr(sensitivity.gradients)}
+    facts |= {flag: "" for flag in _OF_SENSITIVITY if getattr(sensitivity, flag)}
     write_tensors(path, {name: part for name, part in parts.items() if part is not None}, facts)
 
 
 def read_sensitivity(path: Path) -> Sensitivity:
     """Return the sensitivity of a file, its tensors mapped."""
     parts, facts = read_tensors(path)
-    return Sensitivity(
+    known = Sensitivity(
         parts.get("hessian"),
         parts.get("row_fisher"),
         parts.get("output"),
@@ -122,6 +126,7 @@ def read_sensitivity(path: Path) -> Sensitivity:
         samples=float(facts["samples"]),
         gradients=float(facts["gradients"]),
     )
+    return replace(known, **{flag: flag in facts for flag in _OF_SENSITIVITY})
 
 
 class StoredFactors(MutableMapping[str, Feedback]):
@@ -140,14 +145,15 @@ class StoredFactors(MutableMapping[str, Feedback]):
         """Return factors whose arrays are mapped."""
         if name not in self:
             raise KeyError(name)
-        parts, _ = read_tensors(self._path(name))
+        parts, facts = read_tensors(self._path(name))
         arrays: dict[str, NDArray[Any]] = {key: part.numpy() for key, part in parts.items()}
         blocks = tuple(
             ColumnBlock(arrays[f"coefficients.{index}"], arrays[f"pivots.{index}"])
             for index in range(sum(key.startswith("pivots.") for key in arrays))
         )
         columns = BlockFeedback(blocks) if blocks else None
-        return Feedback(arrays["order"], columns, arrays["rows"], arrays["column_weight"], arrays["row_weight"])
+        factors = Feedback(arrays["order"], columns, arrays["rows"], arrays["column_weight"], arrays["row_weight"])
+        return replace(factors, **{flag: flag in facts for flag in _OF_FACTORS})
 
     def __setitem__(self, name: str, factors: Feedback) -> None:
         """Write factors into the file of their name."""
@@ -162,7 +168,8 @@ class StoredFactors(MutableMapping[str, Feedback]):
         for index, block in enumerate(() if columns is None else columns.blocks):
             parts |= {f"coefficients.{index}": block.coefficients, f"pivots.{index}": block.pivots}
         with atomic_path(self._path(name)) as temporary:
-            write_tensors(temporary, {key: torch.from_numpy(part) for key, part in parts.items()})
+            facts = {flag: "" for flag in _OF_FACTORS if getattr(factors, flag)}
+            write_tensors(temporary, {key: torch.from_numpy(part) for key, part in parts.items()}, facts)
 
     def __delitem__(self, name: str) -> None:
         """Remove the file of a name."""

@@ -260,7 +260,7 @@ def unreached(module: nn.Module, state: Mapping[str, Tensor], reached: Collectio
     buffers = {buffer.untyped_storage().data_ptr() for buffer in module.buffers()}
     matrices = {
         name: (memory, count_reals(state[name]))
-        for (memory, _, _), name in names_by_memory(module).items()
+        for (memory, *_), name in names_by_memory(module).items()
         if memory not in buffers and name in state and (state[name].is_floating_point() or state[name].is_complex())
     }
     pieces = {name for one in portions(module) for name in one.names}  # of one memory, yet not tied

@@ -8,9 +8,10 @@ The Fisher information of a matrix W, with y = W x and g the gradient of the los
 product of G = Σ g gᵀ and H = mean x xᵀ (K-FAC: Martens & Grosse 2015, arXiv 1503.05671; convolutions after Grosse &
 Martens 2016, arXiv 1602.01407), so that a small change E of W costs about ½ tr(G E H Eᵀ) nats of KL.
 
-Weights are identified by their memory (storage, offset, shape) at `F.linear`, convolutions and `F.embedding`: banks of
-several matrices, tied heads and functional calls are covered, and `torch.addmm` by a weight (inputs, outputs), as in
-GPT-2. Of weights that are used in any other way their gradients are taken
+Weights are identified by their memory (storage, offset, shape, strides) at `F.linear`, products of two matrices,
+convolutions and `F.embedding`: banks of several matrices, tied heads and functional calls are covered. Where a weight
+is stored (inputs, outputs), as in `x @ W`, in GPT-2 and in transposed convolutions, x and g change roles. Of weights
+that are used in any other way, or in both of these, their gradients are taken
 (`birdie.compress.calibration.other_uses`). At `F.cross_entropy` labels are not used. A random vector is propagated back
 whose covariance is the curvature of the KL at these logits (each class with the root of its probability and a random
 sign). This is the true Fisher information, not the empirical one, which vanishes for labels that a network has
@@ -52,19 +53,28 @@ if TYPE_CHECKING:
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
 Calibration = tuple[nn.Module, Iterable[Batch], Loss]
-Key = tuple[int, int, tuple[int, ...]]
+Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 # Most columns of a Hessian; beyond, blocks of neighboring channels: memory grows with the square of a block's columns,
 # time with the third power.
 MAX_COLUMNS = 3072
 MAX_OUTPUTS = 4096  # most rows of a matrix whose full output covariance is kept; beyond, its diagonal
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+_TRANSPOSED: dict[Callable[..., Tensor], int] = {F.conv_transpose1d: 1, F.conv_transpose2d: 2, F.conv_transpose3d: 3}
 # A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
 _SPREAD = 2 / 3
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
 # Signs of the targets of a batch are drawn so many times, for gradients of weights: each draw is one more sample, and
 # one more backward pass, which few weights are not worth.
 _DRAWS, _WORTH_DRAWS = 8, 1 / 16
+_PRODUCTS = {
+    torch.matmul: 1,
+    Tensor.matmul: 1,
+    torch.mm: 1,
+    Tensor.mm: 1,
+    torch.addmm: 2,
+    Tensor.addmm: 2,
+}  # of weights
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
 
@@ -149,10 +159,10 @@ def names_by_memory(module: nn.Module) -> dict[Key, str]:
             if weight.ndim >= 2 and not weight.is_contiguous():  # a key has no strides: another matrix may have it
                 if (key := _key(weight)) is None:
                     continue
-                memory, _, shape = key
+                memory, _, shape, strides = key
                 if matrices.get(key) == piece.name:
                     del matrices[key]
-                matrices[memory, -number, shape] = piece.name
+                matrices[memory, -number, shape, strides] = piece.name
     if not matrices:
         raise ConfigError("the module to calibrate has no matrices; give the model itself, with its weights")
     return matrices
@@ -161,7 +171,8 @@ def names_by_memory(module: nn.Module) -> dict[Key, str]:
 def _key(weight: Tensor) -> Key | None:
     """Return the memory of a tensor; None if it has none of its own: within vmap, sparse, or a wrapper of others."""
     try:
-        return weight.untyped_storage().data_ptr(), int(weight.storage_offset()), tuple(weight.shape)
+        strides = tuple(0 if size == 1 else step for size, step in zip(weight.shape, weight.stride(), strict=True))
+        return weight.untyped_storage().data_ptr(), int(weight.storage_offset()), tuple(weight.shape), strides
     except (RuntimeError, NotImplementedError):
         return None
 
@@ -184,8 +195,9 @@ class Recorder(TorchFunctionMode):
         self.gradients = gradients
         self.offload = offload
         self.portions = Portions(listed)
-        self.weights = sum(math.prod(shape) for _, _, shape in names)
+        self.weights = sum(math.prod(shape) for _, _, shape, _ in names)
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self.turned: dict[str, bool] = {}  # name → whether its rows are inputs, by its first product
         self.sums: MutableMapping[str, Sums] = {} if offload is None else offload.sums
         self.roots: list[GradientEdge] = []
         self.products: dict[Node, Node | None] = {}
@@ -208,13 +220,15 @@ class Recorder(TorchFunctionMode):
         if func in _CASTS and args and (name := self.name_of(args[0])) is not None and isinstance(out, Tensor):
             self.casts[id(out)] = (weakref.ref(out), name)
         elif func is F.linear:
-            self._product(argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight"), out)
+            self._linear(argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight"), out)
         elif func is F.embedding:
             self._look_up(argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight"), out)
         elif func in _CONVOLUTIONS:
             self._convolution(_CONVOLUTIONS[func], args, kwargs, out)
-        elif func is torch.addmm:
-            self._transposed_product(args, kwargs, out)
+        elif func in _TRANSPOSED:
+            self._transposed_convolution(_TRANSPOSED[func], args, kwargs, out)
+        elif (position := _PRODUCTS.get(func)) is not None:
+            self._matrix_product(position, args, kwargs, out)
         return out
 
     def _signs(self, p: Tensor) -> Tensor:
@@ -247,35 +261,68 @@ class Recorder(TorchFunctionMode):
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
         return None if weight.ndim < 2 or is_gate(weight) else self.name_of(weight) or self.portions.name(weight)
 
-    def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        name = self.name_of(weight)
-        uses: list[Use | None] = [None] if name is not None else [*self.portions.uses(weight)]
-        if uses and self._is_recorded(out):
-            held, columns = self._hold(x.detach()), x.shape[-1]
+    def _name_if_turned(self, weight: Any) -> str | None:
+        """Return the name of the matrix whose transpose a tensor is."""
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or (key := _key(weight)) is None:
+            return None
+        memory, offset, shape, strides = key
+        return self.names.get((memory, offset, shape[::-1], strides[::-1]))
 
-            def add(g: Tensor | None) -> None:
-                inputs = held().reshape(-1, columns).float()
-                outputs = None if g is None else g.reshape(-1, g.shape[-1])
-                for use in uses:
-                    if use is None:
-                        self._add(str(name), [inputs], columns, len(inputs), outputs)
-                        continue
-                    g = None if outputs is None else use.of(outputs.T).T
-                    self._add(use.name, [inputs], columns, len(inputs), g, share=use.share)
+    def _is_first_way(self, name: str, *, turned: bool) -> bool:
+        """Return whether a weight is used as before: a second way has other inputs, so that both are left to gradients.
 
-            self._on_gradient(x, out, add)
+        Args:
+            turned: whether its rows are inputs.
+        """
+        return self.turned.setdefault(name, turned) == turned
 
-    def _transposed_product(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        """Record x W with W (inputs, outputs): its rows are the inputs, so inputs and gradients change roles."""
-        name = self.name_of(argument(args, kwargs, 2, "mat2"))
-        if name is None or not self._is_recorded(out):
+    def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """Record x Wᵀ of a weight (outputs, inputs), or of the transpose of a stored one."""
+        if (name := self._name_if_turned(weight)) is not None:
+            self._turned_product(name, x, out)
             return
-        x = argument(args, kwargs, 1, "mat1")
+        name = self.name_of(weight)
+        self._product(x, out, [None] if name is not None else [*self.portions.uses(weight)], name)
+
+    def _matrix_product(self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        """Record x W of a weight (inputs, outputs), or of the transpose of a stored one."""
+        x = argument(args, kwargs, position - 1, ("input", "mat1")[position - 1])
+        weight = argument(args, kwargs, position, "mat2", kwargs.get("other"))
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            return
+        if (name := self.name_of(weight)) is not None:
+            self._turned_product(name, x, out)
+        elif (name := self._name_if_turned(weight)) is not None:
+            self._product(x, out, [None], name)
+
+    def _product(self, x: Tensor, out: Tensor, uses: "list[Use | None]", name: str | None) -> None:
+        """Record the product of a weight, or of its pieces that are named by their uses, as x Wᵀ."""
+        if not uses or not self._is_recorded(out) or (name is not None and not self._is_first_way(name, turned=False)):
+            return
+        held, columns = self._hold(x.detach()), x.shape[-1]
+
+        def add(g: Tensor | None) -> None:
+            inputs = held().reshape(-1, columns).float()
+            outputs = None if g is None else g.reshape(-1, g.shape[-1])
+            for use in uses:
+                if use is None:
+                    self._add(str(name), [inputs], columns, len(inputs), outputs)
+                    continue
+                g = None if outputs is None else use.of(outputs.T).T
+                self._add(use.name, [inputs], columns, len(inputs), g, share=use.share)
+
+        self._on_gradient(x, out, add)
+
+    def _turned_product(self, name: str, x: Tensor, out: Tensor) -> None:
+        """Record x W with W (inputs, outputs): its rows are the inputs, so inputs and gradients change roles."""
+        if not self._is_recorded(out) or not self._is_first_way(name, turned=True):
+            return
         held = self._hold(x.detach())
 
         def add(g: Tensor | None) -> None:
             if g is not None:
-                self._add(name, [g.float()], g.shape[1], len(g), held())
+                g = g.reshape(-1, g.shape[-1]).float()
+                self._add(name, [g], g.shape[1], len(g), held().reshape(len(g), -1))
 
         self._on_gradient(x, out, add)
 
@@ -307,7 +354,7 @@ class Recorder(TorchFunctionMode):
     def _convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
         name = self.name_of(weight)
-        if name is None or not self._is_recorded(out):
+        if name is None or not self._is_recorded(out) or not self._is_first_way(name, turned=False):
             return
         stride, padding, dilation = (
             argument(args, kwargs, position, word, default)
@@ -323,6 +370,30 @@ class Recorder(TorchFunctionMode):
             if g is not None:
                 g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
                 rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
+            self._add(name, _slices(patches), weight[0].numel(), positions, rows, examples=len(patches))
+
+        self._on_gradient(x, out, add)
+
+    def _transposed_convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        """Record a transposed convolution, whose rows are inputs: its gradients go through the convolution itself."""
+        x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
+        name = self.name_of(weight)
+        if name is None or not self._is_recorded(out) or not self._is_first_way(name, turned=True):
+            return
+        stride, padding, groups, dilation = (
+            argument(args, kwargs, position, word, default)
+            for position, word, default in ((3, "stride", 1), (4, "padding", 0), (6, "groups", 1), (7, "dilation", 1))
+        )
+        held = self._hold(x.detach())
+
+        def add(g: Tensor | None) -> None:
+            if g is None:
+                return
+            patches = _patches(g.float(), tuple(weight.shape), dims, stride, padding, dilation, int(groups))
+            positions = math.prod(patches.shape[: 2 + dims])
+            inputs = held()
+            inputs = inputs if inputs.ndim == dims + 2 else inputs[None]
+            rows = inputs.reshape(*inputs.shape[:2], -1).movedim(1, -1).reshape(-1, inputs.shape[1])
             self._add(name, _slices(patches), weight[0].numel(), positions, rows, examples=len(patches))
 
         self._on_gradient(x, out, add)
@@ -430,7 +501,7 @@ class Recorder(TorchFunctionMode):
         """
         if name in self.by_gradient:
             return
-        sums = self.sums.get(name) or Sums()
+        sums = self.sums.get(name) or Sums(turned=self.turned.get(name, False))
         for some in inputs:
             part = sums.divided("inputs", some)
             count = _block_count(columns, part.shape[-1])
@@ -511,7 +582,7 @@ class Recorder(TorchFunctionMode):
 
     def finish(self) -> Iterator[tuple[str, Sensitivity]]:
         """Yield (name, sensitivity), means per target (per batch if the loss calls no cross-entropy), after `share`."""
-        taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
+        taps = {name: math.prod(shape[2:]) for (_, _, shape, _), name in self.names.items()}
         for one in self.portions.by_name.values():
             taps |= dict.fromkeys(one.names, 1)  # used as a matrix, with columns in their order
         for name in sorted(self.sums):

@@ -30,6 +30,8 @@ class Sums:
     Of gradients D of the weight itself they are Σ Dᵀ D and Σ D Dᵀ, columns in their order, with no uses; `examples`
     counts batches and `samples` their gradients.
 
+    Of a weight whose rows are inputs (`turned`), x and g have changed roles.
+
     Values far from 1 are divided by a power of two before they are squared: `exponents` has it for each sum.
     """
 
@@ -40,6 +42,7 @@ class Sums:
     uses: int = 0
     samples: float = 0.0
     examples: float = 0.0
+    turned: bool = False
     exponents: dict[str, int] = field(default_factory=dict)
 
     def divided(self, part: str, values: Tensor) -> Tensor:
@@ -75,9 +78,11 @@ def over_ranks(sums: Sums, owner: int, device: torch.device, world: World) -> Su
     """Return the sums over all ranks, on the rank `owner`; every rank calls this with its own."""
     shapes: dict[str, list[int]] = {}  # a reduction needs the same tensors on every rank
     exponents: dict[str, int] = {}
-    local = [{part: list(tensor.shape) for part, tensor in sums.named_tensors().items()}, sums.exponents]
+    local = [{part: list(tensor.shape) for part, tensor in sums.named_tensors().items()}, sums.exponents, sums.turned]
+    turned = False
     for text in world.all_gather_strings(json.dumps(local)):
-        known, powers = json.loads(text)
+        known, powers, is_turned = json.loads(text)
+        turned |= is_turned
         shapes |= known
         exponents |= {part: max(power, exponents.get(part, power)) for part, power in powers.items()}
     for part, shape in shapes.items():
@@ -89,7 +94,7 @@ def over_ranks(sums: Sums, owner: int, device: torch.device, world: World) -> Su
             world.reduce_(getattr(sums, part), owner)
     counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device="cpu")
     uses, samples, examples = world.reduce_(counts.to(device), owner).tolist()
-    return replace(sums, uses=int(uses), samples=samples, examples=examples)
+    return replace(sums, uses=int(uses), samples=samples, examples=examples, turned=turned)
 
 
 def sensitivity_of(sums: Sums, taps: int, units: float, *, signed: bool = True) -> Sensitivity:
@@ -122,7 +127,9 @@ def sensitivity_of(sums: Sums, taps: int, units: float, *, signed: bool = True) 
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
     if looked_up is None or (fisher is None and inputs is not None):
         output = outputs if outputs is not None and outputs.ndim == 2 else None
-        known = Sensitivity(row_fisher=fisher, output=output, samples=samples, gradients=examples)
+        known = Sensitivity(
+            row_fisher=fisher, output=output, samples=samples, gradients=examples, rows_are_inputs=sums.turned
+        )
         known = known if inputs is None else _with_inputs(known, inputs)
         return _times(known, power.get("inputs", 1.0) * power.get("outputs", 1.0))
     if inputs is None or fisher is None:

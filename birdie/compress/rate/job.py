@@ -292,6 +292,8 @@ class Free(Alone):
 
     def _with_rows(self, some: Tensor, row_weight: NDArray[np.float64]) -> Self:
         factors = replace(self.factors, rows=_NO_ROWS, row_weight=row_weight)
+        if factors.along:
+            factors = replace(factors, order=np.arange(len(factors.column_weight)), columns=None, along=False)
         return replace(self, numbers=Numbers(self.name, some, some), factors=factors)
 
     def _sigma(self, exponent: float) -> float:
@@ -313,18 +315,19 @@ class Searched(Free):
     """A tensor that a trellis encodes."""
 
     trellis: Trellis  # of the file
-    # whether paths of a trellis run down the columns only without calibration, which decodes faster
+    # whether paths of a trellis run down the columns only where errors are not fed to columns, which decodes faster
     down_columns: bool = True
 
     @property
     def by_rows(self) -> bool:
         """True if rows are encoded without regard to others."""
-        return self.factors.rows.size == 0
+        return self.factors.rows.size == 0 and not self.factors.along
 
     @property
     def own_trellis(self) -> Trellis:
         """Trellis of this tensor."""
-        return self.trellis if self.name in self.sensitivities else replace(self.trellis, along=not self.down_columns)
+        is_measured = self.name in self.sensitivities and not self.factors.along
+        return self.trellis if is_measured else replace(self.trellis, along=not self.down_columns)
 
     def _with_rows(self, some: Tensor, row_weight: NDArray[np.float64]) -> Self:
         # paths down columns that are cut short would look costly

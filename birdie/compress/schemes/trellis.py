@@ -326,7 +326,8 @@ class Trellis(Scheme):
         if not isinstance(factors.columns, BlockFeedback):  # else data tell what an error of a small weight costs
             nothing = np.abs(levelled) < (rows * scale / _NOTHING).astype(np.float32)[:, None]
             heavy = kept & _is_heavy_tailed(nothing, levelled, rows * scale)
-        if self.states != 1 and np.count_nonzero(heavy) * _MOST_HEAVY > len(rows):
+        needs_long_path = factors.along and not self.along
+        if self.states != 1 and (needs_long_path or np.count_nonzero(heavy) * _MOST_HEAVY > len(rows)):
             plain = replace(self, states=1)
             finer = None if nominal is None else nominal * math.sqrt(self.distortion / plain.distortion)
             return plain.encode_with(name, weight, factors, finer, draft=draft)

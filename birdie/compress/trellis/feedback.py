@@ -175,6 +175,8 @@ class Feedback:
     # (columns,) scales of columns that are taken to be alike but for these; None: all are of one scale
     equal: NDArray[np.float64] | None = None
     at_large: bool = False  # as of `Sensitivity`
+    # whether a path of the trellis runs along the rows, and `order`, `columns` and `rows` are those of the transpose
+    along: bool = False
 
     def of_rows(self, rows: slice) -> "Feedback":
         """Return the factors of some rows of a matrix without feedback to rows."""
@@ -187,7 +189,7 @@ class Feedback:
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
         """Return w H wᵀ of each row w, (rows, columns) → (rows,): the cost of setting the row to zero."""
-        if self.columns is None:
+        if self.columns is None or self.along:
             return np.asarray(matrix.astype(np.float64) ** 2 @ self.column_weight)
         return self.columns.energy(matrix[:, self.order])
 
@@ -203,6 +205,8 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     order, column_weight = np.arange(columns), np.ones(columns)
     row_factors, row_weight = np.zeros((0, 0), np.float32), np.ones(rows)
     known = Sensitivity() if sensitivity is None else sensitivity
+    if known.rows_are_inputs and known.output is not None and rows > 1:
+        return _along_rows(known, rows, columns, output=output)
     if known.hessian is not None:
         block, order = _block(_checked(known.hessian.double().numpy(), (columns, columns), "Hessian"))
         by_column = BlockFeedback((block,))
@@ -234,6 +238,24 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     power = None if known.taps is None else known.taps.power
     equal = None if power is None else power**-0.5
     return Feedback(order, by_column, row_factors, column_weight, row_weight, equal, known.at_large)
+
+
+def _along_rows(known: Sensitivity, rows: int, columns: int, *, output: bool) -> Feedback:
+    """Return the factors of a matrix (inputs, outputs): those of its transpose, but in the order in which rows lie."""
+    assert known.output is not None
+    lower = _inverse_root(_checked(known.output.double().numpy(), (rows, rows), "Hessian"), INPUT_DAMPING)
+    by_input = ColumnBlock((lower / lower.diagonal()).T.astype(np.float32), lower.diagonal() ** -2.0)
+    factors, weight = np.zeros((0, 0), np.float32), np.ones(columns)
+    if known.hessian is not None and output and columns > BLOCK:
+        matrix = _checked(known.hessian.double().numpy(), (columns, columns), "output covariance")
+        factors, weight = _blocks(_inverse_root(matrix, OUTPUT_DAMPING))
+    elif (part := known.blocks if known.hessian is None else known.hessian) is not None:
+        weight = _checked(part.diagonal().double().numpy(), (columns,), "output covariance's diagonal")
+        weight = np.maximum(weight, FLOOR * weight.mean()) if weight.any() else np.ones(columns)
+    columns_of_transpose = BlockFeedback((by_input,))
+    return Feedback(
+        *(np.arange(rows), columns_of_transpose, factors, weight, by_input.pivots), at_large=known.at_large, along=True
+    )
 
 
 def _block(matrix: NDArray[np.float64]) -> tuple[ColumnBlock, NDArray[np.int64]]:

@@ -43,6 +43,7 @@ def search(
         row_prices: (rows,), with feedback: factors of the price.
     """
     if factors.feeds or states == 1:
+        states = -states if factors.along and states != 1 else states
         fed = matrix, factors, row, column, states, price
         return states, viterbi.quantize(*fed, zeros=zeros, row_prices=row_prices)
     density = WeightDensity.of(matrix)

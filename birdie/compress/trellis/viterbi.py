@@ -109,7 +109,7 @@ def quantize(
         weight: (rows, columns), not changed.
         row: scales of rows; 0 for a row that is left out, whose numbers are all 0.
         column: scales of columns.
-        states: of the trellis; negative for one path along the rows, which must not have feedback.
+        states: of the trellis; negative for one path along the rows, as feedback along rows needs it.
         weight_of_rate: λ, the price of a bit in squared scales; 0 ignores bits.
         zeros: (rows, columns), for one state: these take the number 0, and what errors would be fed to them goes on to
             later ones.
@@ -165,34 +165,50 @@ def _search(
     row_prices: Matrix | None = None,
 ) -> NDArray[np.int32]:
     """Quantize on one path along the rows, or down the columns in the order of the feedback, by blocks of `COLUMNS`."""
-    rows, columns = weight.shape
-    paths, height = _paths(abs(states)), chunk_rows(columns)
-    if states < 0:
+    paths, height = _paths(abs(states)), chunk_rows(weight.shape[1])
+    if states < 0 and not factors.along:
         along = np.zeros(weight.shape, np.int32)
         tables = bit_costs.table, bit_costs.row, bit_costs.column, np.float32(weight_of_rate)
         _quantize_rows(np.ascontiguousarray(weight), row, column, paths, *tables, height, STRETCH, along)
         return along
-    left = np.ascontiguousarray(weight.T[factors.order])  # (columns, rows), in the order of quantization
-    scales, column_bins = column[factors.order], bit_costs.column[factors.order]
-    held = np.ascontiguousarray(zeros.T[factors.order]) if zeros.size else zeros
+    # (columns, rows) in the order of quantization, each column on a path of its own; or rows, all of them on one path
+    turn = (lambda part: part) if factors.along else np.transpose
+    left = np.array(turn(weight)[factors.order], np.float32, order="C")
+    sides = (row, bit_costs.row), (column, bit_costs.column)
+    (scales, bins), (path_scales, path_bins) = sides if factors.along else sides[::-1]
+    scales, bins = scales[factors.order], bins[factors.order]
+    held = np.ascontiguousarray(turn(zeros)[factors.order]) if zeros.size else zeros
     numbers = np.empty(left.shape, np.int32)
-    errors = np.empty((COLUMNS, rows), np.float32)
-    prices = np.full(rows, weight_of_rate, np.float32)
+    errors = np.empty((COLUMNS, left.shape[1]), np.float32)
+    lengths = (height, left.shape[1]) if factors.along else (1, height)
+    prices = np.full(len(weight), weight_of_rate, np.float32)
     if row_prices is not None:
         prices *= row_prices
-    shared = factors.rows, paths, bit_costs.table, bit_costs.row, prices, height
-    for start in range(0, columns, COLUMNS):
-        stop = min(start + COLUMNS, columns)
+    ones = np.ones(weight.shape[1], np.float32)
+    prices, path_prices = (prices, ones) if factors.along else (ones, prices)
+    shared = factors.rows, paths, bit_costs.table, path_bins, path_prices, *lengths, np.zeros(1, np.int64)
+    for start in range(0, len(left), COLUMNS):
+        stop = min(start + COLUMNS, len(left))
         part = slice(start, stop)
         forward = np.zeros((stop - start,) * 2, np.float32) if factors.columns is None else factors.columns.within(part)
         _quantize_columns(
-            left[part], scales[part], column_bins[part], row, forward, *shared, held[part], numbers[part], errors
+            left[part],
+            start,
+            scales[part],
+            bins[part],
+            prices[part],
+            path_scales,
+            forward,
+            *shared,
+            held[part],
+            numbers[part],
+            errors,
         )
         if factors.columns is not None:
             factors.columns.apply(left, part, errors[: stop - start])
-    out = np.empty((columns, rows), np.int32)
+    out = np.empty_like(numbers)
     out[factors.order] = numbers
-    return np.ascontiguousarray(out.T)
+    return np.ascontiguousarray(turn(out))
 
 
 @cache
@@ -322,8 +338,10 @@ def _trace(state, chosen, step, odd, parity, states):  # type: ignore[no-untyped
 @njit(nogil=True, cache=True)
 def _quantize_columns(  # type: ignore[no-untyped-def]
     left,
+    begin,
     scales,
     column_bins,
+    column_prices,
     row,
     forward,
     down,
@@ -331,15 +349,19 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     table,
     row_bins,
     row_prices,
+    chained,
     height,
+    before,
     zeros,
     numbers,
     errors,
 ):
     """Quantize columns `left` (columns, rows) one after the other, with feedback to later rows and columns.
 
-    `zeros` (columns, rows) tells which numbers must be 0; it may be empty. `errors` receives the errors that are fed to
-    later columns; they are taken before the feedback from the column's own earlier rows.
+    `begin` is the number of the first one. `chained` columns in a row are one path, whose state `before` (1,) holds
+    between calls; a path starts again after `height` rows. `zeros` (columns, rows) tells which numbers must be 0; it
+    may be empty. `errors` receives the errors that are fed to later columns; they are taken before the feedback from
+    the column's own earlier rows.
     """
     count, rows = left.shape
     odd, parity, swapped, order, eight = paths
@@ -353,27 +375,27 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     for j in range(count):
         for i in range(rows):
             target[i] = left[j, i]
-        state = np.int64(0)
+        state = before[0] if (begin + j) % chained else np.int64(0)
         first = 0
         while first < rows:
             stop = min(rows, (first // height + 1) * height)  # of the path
             last = min((first // length + 1) * length, stop)
             stop = min(last + ahead, stop)
-            if first % height == 0:
+            if first > 0 and first % height == 0:
                 state = np.int64(0)
             for s in range(states):
                 cost[now + s] = np.float32(1e30)
             cost[now + state] = np.float32(0)
             for i in range(first, stop):
                 # 0 is the only number of a row that is left out and of a zero to keep: only even parity is possible.
-                if row[i] == 0 or (zeros.size > 0 and zeros[j, i]):
+                if row[i] == 0 or scales[j] == 0 or (zeros.size > 0 and zeros[j, i]):
                     costs[:, 0] = np.float32(0)
                     costs[:, 1] = np.float32(1e30)
                     candidates[i - first, :, 0] = 0
                 else:
                     u = target[i] / (row[i] * scales[j])
                     bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
-                    _best_numbers(u, table, bin_, row_prices[i], costs, candidates, i - first)
+                    _best_numbers(u, table, bin_, row_prices[i] * column_prices[j], costs, candidates, i - first)
                     if row_prices[i] != row_prices[-1]:  # one unit for all rows of the path: the loss
                         costs *= row_prices[-1] / row_prices[i]
                 _select_paths(cost, now, chosen, i - first, costs, odd, parity, swapped, eight, metrics)
@@ -395,6 +417,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
                     for k in range(last, rows):
                         target[k] -= e * down[i, k]
             first = last
+        before[0] = state
         for k in range(j + 1, count):
             factor = forward[j, k]
             if factor != 0:

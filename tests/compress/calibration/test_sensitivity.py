@@ -1,6 +1,6 @@
 """Sensitivities by hand, and how they shrink to the prior with few samples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,17 +44,27 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4))
 
 
-def test_a_weight_of_inputs_by_outputs_has_the_sensitivity_of_its_transpose() -> None:
-    """By `torch.addmm`, as GPT-2 multiplies; also if the weight is square."""
+@pytest.mark.parametrize(
+    "multiply",
+    [
+        lambda x, w: torch.addmm(torch.ones(w.shape[1]), x, w),  # as GPT-2 does
+        lambda x, w: x @ w,
+        lambda x, w: torch.matmul(x.view(2, 3, -1), w).flatten(0, 1),
+        lambda x, w: F.linear(x, w.t()),
+    ],
+)
+def test_a_weight_of_inputs_by_outputs_has_the_sensitivity_of_its_transpose(
+    multiply: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Also if the weight is square."""
 
     class Added(nn.Module):
         def __init__(self, layer: nn.Linear) -> None:
             super().__init__()
             self.weight = nn.Parameter(layer.weight.detach().T.contiguous())
-            self.bias = layer.bias
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.addmm(self.bias, x, self.weight)
+            return multiply(x, self.weight)
 
     for outputs in (7, 5):
         layer = nn.Linear(5, outputs)
@@ -171,6 +181,36 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
     close(measured.hessian, sums / count)
     gradients = g.movedim(channels, 0).reshape(rows, -1)
     close(measured.output, gradients @ gradients.T)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, bias=False), (3, 4, 5)),
+        (nn.ConvTranspose2d(4, 6, (3, 2), stride=(1, 2), groups=2, dilation=2, bias=False), (2, 4, 3, 4)),
+        (nn.ConvTranspose2d(3, 4, 4, stride=2, padding=1, bias=False), (3, 3, 3)),
+        (nn.ConvTranspose3d(2, 3, 2, stride=2, bias=False), (1, 2, 2, 3, 2)),
+    ],
+)
+def test_a_transposed_convolution_is_a_product_at_each_of_its_inputs(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """By hand: the weights' gradient of an input that is one at a single place is what that place multiplies."""
+    x, weight = seeded(*shape), module.weight
+    g = seeded(*module(x).shape, seed=1)
+    measured = measure(module, [(x, g)], project)["weight"]
+    assert isinstance(weight, Tensor)
+    rows, groups = len(weight), int(module.groups)  # type: ignore[arg-type]
+    channels = x.ndim - weight.ndim + 1
+    sums, count = torch.zeros(weight[0].numel(), weight[0].numel()), 0
+    for first in range(0, rows, rows // groups):  # any input of the group meets the group's outputs
+        for place in np.ndindex(*x.movedim(channels, 0).shape[1:]):
+            single = torch.zeros_like(x)
+            single.movedim(channels, 0)[first][place] = 1
+            seen = torch.autograd.grad((module(single) * g).sum(), weight)[0][first].reshape(-1)
+            sums += torch.outer(seen, seen)
+            count += 1
+    close(measured.hessian, sums / count)
+    inputs = x.movedim(channels, 0).reshape(rows, -1)
+    close(measured.output, inputs @ inputs.T)
 
 
 @pytest.mark.parametrize(
