@@ -126,7 +126,8 @@ def read_sensitivity(path: Path) -> Sensitivity:
         samples=float(facts["samples"]),
         gradients=float(facts["gradients"]),
     )
-    return replace(known, **{flag: flag in facts for flag in _OF_SENSITIVITY})
+    flags: dict[str, Any] = {flag: flag in facts for flag in _OF_SENSITIVITY}
+    return replace(known, **flags)
 
 
 class StoredFactors(MutableMapping[str, Feedback]):
@@ -153,7 +154,8 @@ class StoredFactors(MutableMapping[str, Feedback]):
         )
         columns = BlockFeedback(blocks) if blocks else None
         factors = Feedback(arrays["order"], columns, arrays["rows"], arrays["column_weight"], arrays["row_weight"])
-        return replace(factors, **{flag: flag in facts for flag in _OF_FACTORS})
+        flags: dict[str, Any] = {flag: flag in facts for flag in _OF_FACTORS}
+        return replace(factors, **flags)
 
     def __setitem__(self, name: str, factors: Feedback) -> None:
         """Write factors into the file of their name."""

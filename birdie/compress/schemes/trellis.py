@@ -27,6 +27,7 @@ Trellis-coded quantization: Marcellin & Fischer 1990; for language models: QTIP 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -310,14 +311,16 @@ class Trellis(Scheme):
             rows, resolution = factors.row_weight**-0.5, _COARSE
         kept = np.ones(len(rows), np.bool_)
         prices = None
-        if by_sensitivity and matrix.shape[1] >= ZERO_ROW_COLUMNS:
+        if by_sensitivity and factors.along:
+            rows, columns, scale, kept = self._scales_of_inputs(matrix, factors, scale, resolution)
+        elif by_sensitivity and matrix.shape[1] >= ZERO_ROW_COLUMNS:
             ideal = rows
-            rows, kept = _hold_small_rows(matrix, rows, factors, scale)
+            rows, kept = _hold_small_rows(matrix, rows, factors.column_weight, factors.energy, scale)
             if factors.at_large:  # a bit of a row whose scale is held goes on to cost more
                 prices = np.minimum((ideal / rows) ** 2, _DEAREST).astype(np.float32)
         kept &= most > 0
         used = kept if kept.any() else most > 0
-        if by_sensitivity:
+        if by_sensitivity and not factors.along:
             power = _column_power(matrix, factors.column_weight, rows * scale, used)
             columns, gain = Columns(power, factors.column_weight, int(used.sum()), self.distortion, resolution).scales()
             scale *= gain
@@ -359,7 +362,24 @@ class Trellis(Scheme):
             )
             encoded = replace(encoded, params=(states, *params))
         encoded = replace(encoded, streams=(symbols, *indices))
-        return _unshrunk(encoded, matrix, factors) if factors.at_large and not draft else encoded
+        return _unshrunk(encoded, matrix, factors) if factors.at_large and not (factors.along or draft) else encoded
+
+    def _scales_of_inputs(
+        self, matrix: NDArray[np.float32], factors: Feedback, scale: float, resolution: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], float, NDArray[np.bool_]]:
+        """Return scales of rows that are inputs and of columns that are outputs, that of all, and the rows to keep.
+
+        They are chosen as those of the transpose. A row that would be zeros is left out: a path leaves errors there.
+        """
+        turned = np.ascontiguousarray(matrix.T)
+        ideal, used = factors.column_weight**-0.5, np.asarray(turned.any(axis=1))
+        outputs, _ = _hold_small_rows(turned, ideal, factors.row_weight, factors.energy, scale)
+        power = _column_power(turned, factors.row_weight, outputs * scale, used)
+        inputs, gain = Columns(power, factors.row_weight, int(used.sum()), self.distortion, resolution).scales()
+        inputs = np.ones(len(matrix)) if inputs is None else inputs
+        scale *= gain
+        size = np.sqrt(np.mean((matrix / outputs) ** 2, axis=1)) / (inputs * scale)
+        return inputs, outputs, scale, np.asarray(size >= _LEFT_OUT)
 
 
 def _unshrunk(encoded: Encoded, matrix: NDArray[np.float32], factors: Feedback) -> Encoded:
@@ -430,7 +450,11 @@ def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) ->
 
 
 def _hold_small_rows(
-    matrix: NDArray[np.float32], rows: NDArray[np.float64], factors: Feedback, scale: float
+    matrix: NDArray[np.float32],
+    rows: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    energy_of: Callable[[NDArray[np.float32]], NDArray[np.float64]],
+    scale: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return row scales that are not much larger than the weights, and which rows are worth any bits at all.
 
@@ -438,10 +462,10 @@ def _hold_small_rows(
     data may show no cost; other data will. Leaving a row out costs w H wᵀ, because no later column compensates it: with
     inputs whose means are not zero this is a hundred times the cost that remains after feedback.
     """
-    spread = np.sqrt(np.mean((matrix * factors.column_weight**0.5) ** 2, axis=1)) / (scale * rows)
+    spread = np.sqrt(np.mean((matrix * weight**0.5) ** 2, axis=1)) / (scale * rows)
     kept = spread >= _LEFT_OUT
     if not kept.all():
-        energy = np.sqrt(factors.energy(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
+        energy = np.sqrt(energy_of(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
         kept[~kept] = energy >= _LEFT_OUT
     return np.where(spread < _HELD, rows * np.maximum(spread, 1e-30) / _HELD, rows), kept
 

@@ -188,8 +188,8 @@ class Feedback:
         return self.columns is not None or self.rows.size > 0
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
-        """Return w H wᵀ of each row w, (rows, columns) → (rows,): the cost of setting the row to zero."""
-        if self.columns is None or self.along:
+        """Return w H wᵀ of each row w, (outputs, inputs) → (outputs,): the cost of setting the row to zero."""
+        if self.columns is None:
             return np.asarray(matrix.astype(np.float64) ** 2 @ self.column_weight)
         return self.columns.energy(matrix[:, self.order])
 

@@ -193,7 +193,7 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
     ],
 )
 def test_a_transposed_convolution_is_a_product_at_each_of_its_inputs(module: nn.Module, shape: tuple[int, ...]) -> None:
-    """By hand: the weights' gradient of an input that is one at a single place is what that place multiplies."""
+    """By hand: the weights' gradient of an input that is one at a single position is what that position multiplies."""
     x, weight = seeded(*shape), module.weight
     g = seeded(*module(x).shape, seed=1)
     measured = measure(module, [(x, g)], project)["weight"]
@@ -202,9 +202,9 @@ def test_a_transposed_convolution_is_a_product_at_each_of_its_inputs(module: nn.
     channels = x.ndim - weight.ndim + 1
     sums, count = torch.zeros(weight[0].numel(), weight[0].numel()), 0
     for first in range(0, rows, rows // groups):  # any input of the group meets the group's outputs
-        for place in np.ndindex(*x.movedim(channels, 0).shape[1:]):
+        for position in np.ndindex(*x.movedim(channels, 0).shape[1:]):
             single = torch.zeros_like(x)
-            single.movedim(channels, 0)[first][place] = 1
+            single.movedim(channels, 0)[first][position] = 1
             seen = torch.autograd.grad((module(single) * g).sum(), weight)[0][first].reshape(-1)
             sums += torch.outer(seen, seen)
             count += 1

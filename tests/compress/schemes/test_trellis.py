@@ -79,6 +79,27 @@ def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_
     assert loss(known, weight, both) < 0.97 * interpolated
 
 
+@pytest.mark.parametrize("along", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 96), (20, 128), (160, 40)])
+def test_a_matrix_of_inputs_by_outputs_is_worth_about_what_its_transpose_is(
+    outputs: int, inputs: int, along: bool
+) -> None:
+    """A long path runs along its rows; where that would load slowly, it is a plain grid."""
+    scheme, plain = Trellis(8, along=along), sensitivity(outputs, inputs)
+    assert plain.output is not None
+    assert plain.hessian is not None
+    turned = replace(plain, hessian=plain.output, output=plain.hessian, rows_are_inputs=True)
+    weight = weights(outputs, inputs)
+    upright, lying = (
+        at_price(scheme, one, known, 1e-4) for one, known in ((weight, plain), (weight.T.contiguous(), turned))
+    )
+    assert lying.params[0] == (-8 if along else 1)
+    error = decode(lying).double().T - weight.double()
+    losses = loss(plain, weight, upright), float(torch.trace(plain.output @ error @ plain.hessian @ error.T))
+    prices = [cost + 1e-4 * 8 * coded_bytes(one) for cost, one in zip(losses, (upright, lying), strict=True)]
+    assert prices[1] < 1.2 * prices[0]
+
+
 def test_a_larger_lambda_costs_fewer_bytes_and_more_loss() -> None:
     known, weight = sensitivity(80, 64), weights(80, 64)
     curve = [at_price(Trellis(8), weight, known, 1e-6 * 8**power) for power in range(5)]
