@@ -351,14 +351,14 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     row_prices,
     chained,
     height,
-    before,
+    path_state,
     zeros,
     numbers,
     errors,
 ):
     """Quantize columns `left` (columns, rows) one after the other, with feedback to later rows and columns.
 
-    `begin` is the number of the first one. `chained` columns in a row are one path, whose state `before` (1,) holds
+    `begin` is the number of the first one. `chained` columns in a row are one path, whose state `path_state` (1,) holds
     between calls; a path starts again after `height` rows. `zeros` (columns, rows) tells which numbers must be 0; it
     may be empty. `errors` receives the errors that are fed to later columns; they are taken before the feedback from
     the column's own earlier rows.
@@ -375,7 +375,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     for j in range(count):
         for i in range(rows):
             target[i] = left[j, i]
-        state = before[0] if (begin + j) % chained else np.int64(0)
+        state = path_state[0] if (begin + j) % chained else np.int64(0)
         first = 0
         while first < rows:
             stop = min(rows, (first // height + 1) * height)  # of the path
@@ -417,7 +417,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
                     for k in range(last, rows):
                         target[k] -= e * down[i, k]
             first = last
-        before[0] = state
+        path_state[0] = state
         for k in range(j + 1, count):
             factor = forward[j, k]
             if factor != 0:
