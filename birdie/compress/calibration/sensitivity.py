@@ -375,21 +375,24 @@ class Recorder(TorchFunctionMode):
         self._on_gradient(x, out, add)
 
     def _transposed_convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        """Record a transposed convolution, whose rows are inputs: its gradients go through the convolution itself."""
+        """Record a transposed convolution, whose rows are inputs: its gradients go through the convolution itself.
+
+        One in groups is left to gradients of the weight: inputs of two groups do not make up for each other's errors.
+        """
         x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
-        name = self.name_of(weight)
-        if name is None or not self._is_recorded(out) or not self._is_first_way(name, turned=True):
+        name, groups = self.name_of(weight), int(argument(args, kwargs, 6, "groups", 1))
+        if name is None or groups > 1 or not self._is_recorded(out) or not self._is_first_way(name, turned=True):
             return
-        stride, padding, groups, dilation = (
+        stride, padding, dilation = (
             argument(args, kwargs, position, word, default)
-            for position, word, default in ((3, "stride", 1), (4, "padding", 0), (6, "groups", 1), (7, "dilation", 1))
+            for position, word, default in ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1))
         )
         held = self._hold(x.detach())
 
         def add(g: Tensor | None) -> None:
             if g is None:
                 return
-            patches = _patches(g.float(), tuple(weight.shape), dims, stride, padding, dilation, int(groups))
+            patches = _patches(g.float(), tuple(weight.shape), dims, stride, padding, dilation, groups)
             positions = math.prod(patches.shape[: 2 + dims])
             inputs = held()
             inputs = inputs if inputs.ndim == dims + 2 else inputs[None]
