@@ -6,6 +6,7 @@ So second moments of inputs, of convolutions in groups and with any padding as w
 module (birdie.compress.calibration.sensitivity). Nodes inside of If, Loop and functions are not seen.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from birdie.checkpoints.onnx_file import OnnxModel
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+_MOST_SPREAD = 16  # product of the strides of a transposed convolution: zeros between inputs cost as much as inputs
 _PASSED_ON = ("Identity", "Cast", "Transpose")
 Values = Mapping[str, Any]
 """Name in the graph → array."""
@@ -101,7 +103,12 @@ def _of_node(node: Any, weight: Callable[[str], str | None], number: int) -> Ite
                 yield GraphProduct(name, node.input[other], _turned_product if is_turned else _product)
     elif node.op_type == "Conv" and names[1] is not None:
         yield GraphProduct(names[1], node.input[0], lambda x, w: _convolution(x, w, options))
-    elif node.op_type == "ConvTranspose" and names[1] is not None and _integers(options, "group", [1]) == [1]:
+    elif (
+        node.op_type == "ConvTranspose"
+        and names[1] is not None
+        and _integers(options, "group", [1]) == [1]
+        and math.prod(_integers(options, "strides", [1])) <= _MOST_SPREAD
+    ):
         yield GraphProduct(names[1], node.input[0], lambda x, w: _transposed_convolution(x, w, options))
     elif node.op_type == "Gather" and names[0] is not None and not (options.get("axis") and options["axis"].i):
         yield GraphProduct(names[0], node.input[1], lambda ids, w: F.embedding(ids.long() % len(w), w))

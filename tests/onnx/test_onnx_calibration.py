@@ -40,22 +40,26 @@ def test_products_have_their_inputs(name: str, pairs: set[tuple[str, str]], tmp_
     assert {(product.weight, product.source) for product in products(name, tmp_path).products} == pairs
 
 
+def close_to_the_runtime(node: onnx.NodeProto, weight: Any, folder: Path) -> None:
+    """The values of the products do not matter to a calibration, but equal ones have equal inputs."""
+    model = zoo.model([node], [zoo.stored("w", weight)], (4, 9, 8))
+    onnx.save(model, folder / "net.onnx")
+    parts = read_onnx(folder / "net.onnx")
+    (product,) = products_of(model.graph, parts)
+    x = np.random.default_rng(0).normal(size=(2, 4, 9, 8)).astype(np.float32)
+    expected = open_session(folder / "net.onnx").run(None, {"x": x})[0]
+    ours = product.multiply(torch.from_numpy(x), parts.tensors["w"])
+    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"pads": [1, 0, 2, 1], "dilations": [1, 2]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}],
 )
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions_see_what_those_of_onnxruntime_see(options: dict[str, Any], groups: int, tmp_path: Path) -> None:
-    """The values of the products do not matter to a calibration, but equal ones have equal inputs."""
     node = zoo.node("Conv", "x w", strides=[2, 1], group=groups, **options)
-    model = zoo.model([node], [zoo.stored("w", zoo.weights(8, 4 // groups, 3, 3))], (4, 9, 8))
-    onnx.save(model, tmp_path / "net.onnx")
-    parts = read_onnx(tmp_path / "net.onnx")
-    (product,) = products_of(model.graph, parts)
-    x = np.random.default_rng(0).normal(size=(2, 4, 9, 8)).astype(np.float32)
-    expected = open_session(tmp_path / "net.onnx").run(None, {"x": x})[0]
-    ours = product.multiply(torch.from_numpy(x), parts.tensors["w"])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-5)
+    close_to_the_runtime(node, zoo.weights(8, 4 // groups, 3, 3), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +73,7 @@ def test_convolutions_see_what_those_of_onnxruntime_see(options: dict[str, Any],
     ],
 )
 def test_so_do_transposed_ones(options: dict[str, Any], tmp_path: Path) -> None:
-    node = zoo.node("ConvTranspose", "x w", strides=[2, 1], **options)
-    model = zoo.model([node], [zoo.stored("w", zoo.weights(4, 6, 3, 3))], (4, 9, 8))
-    onnx.save(model, tmp_path / "net.onnx")
-    parts = read_onnx(tmp_path / "net.onnx")
-    (product,) = products_of(model.graph, parts)
-    x = np.random.default_rng(0).normal(size=(2, 4, 9, 8)).astype(np.float32)
-    expected = open_session(tmp_path / "net.onnx").run(None, {"x": x})[0]
-    ours = product.multiply(torch.from_numpy(x), parts.tensors["w"])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-5)
+    close_to_the_runtime(zoo.node("ConvTranspose", "x w", strides=[2, 1], **options), zoo.weights(4, 6, 3, 3), tmp_path)
 
 
 def data(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
